@@ -1,0 +1,49 @@
+# Two commands, each enough on a fresh machine with Python 3.11, pip and make:
+#   make demo    install, train on embedded data, write a picture
+#   make test    install, then lint, types, doctests and tests
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+VENV   := .venv
+BIN    := $(VENV)/bin
+STAMP  := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.PHONY: help install demo test lint types doctest unit bench format clean
+
+help: ## show this list
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+
+install: $(STAMP) ## create .venv and install the project with its development tools
+
+$(STAMP): pyproject.toml
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tangograd needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	@touch $@
+
+demo: install ## train on handwritten digits beside SGD and Adam, and draw what happened
+	$(BIN)/tangograd demo --output demo
+
+test: lint types doctest unit ## everything that must hold before a change lands
+
+lint: install ## style
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install ## static types
+	$(BIN)/mypy
+
+doctest: install ## the examples in the docstrings and in the README
+	$(BIN)/pytest -q --doctest-modules src --doctest-glob='*.md' README.md docs
+
+unit: install ## the tests
+	$(BIN)/pytest -q -n 2 tests
+
+bench: install ## speed and memory against SGD, written to benchmarks/results
+	$(BIN)/python benchmarks/step_cost.py
+
+format: install ## apply the style
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean: ## remove what the other targets made
+	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache

@@ -1,0 +1,257 @@
+"""γ: the rate at which the velocity approaches the natural gradient.
+
+The update of v is a stochastic gradient descent with rate γ on ``F v = g``. It converges in mean
+square when ``E Â² ≼ R² E Â`` and ``γ ≤ 1/R²`` (Theorem 5 of the paper), where Â is the estimate of
+the Fisher matrix. For an outer product ``Â = g̃g̃ᵀ`` each of these is an R², all in the metric of
+the preconditioner, ``‖g̃‖² = g̃ᵀCg̃``:
+
+=====================  ======================  ====================================================
+rule                   γ                       holds when
+=====================  ======================  ====================================================
+:class:`RunningMax`    ``1 / max ‖g̃‖²``        pseudo-gradients are bounded; always safe for those
+                                               seen so far (the current one included)
+:class:`Kurtosis`      ``1 / (κ E‖g̃‖²)``       the kurtosis of g̃ is at most κ in every direction;
+                                               κ = 3 for a Gaussian g̃ (``"gaussian"``)
+:class:`FourthMoment`  ``λ / E‖g̃‖⁴``           λ is at most the smallest eigenvalue of F
+=====================  ======================  ====================================================
+
+A mean over B samples has less noise than one outer product, and these rules stay safe for it.
+:class:`NecessaryBound` is the other side: a γ past it makes ``E‖v‖²`` grow without bound.
+
+A γ that follows the current batch closely would bias the fixed point of v: these rules move slowly.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+#: Means forget at this rate, once they have seen more than its inverse of pseudo-gradients.
+FORGETTING = 1e-3
+
+
+class GammaRule(ABC):
+    """Sets γ from the pseudo-gradients seen so far. Groups that share a rule share its γ."""
+
+    #: The attributes, plain numbers, that a saved run needs to go on.
+    statistics: ClassVar[tuple[str, ...]]
+    #: Whether :meth:`update` is to see a pseudo-gradient in every step.
+    needs_pseudo_gradients: ClassVar[bool] = True
+
+    @abstractmethod
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """See the ``‖g̃‖²`` of some pseudo-gradients (C metric), with relative weights."""
+
+    @property
+    @abstractmethod
+    def value(self) -> float:
+        """γ now; 0 as long as every pseudo-gradient seen was zero."""
+
+    def state_dict(self) -> dict[str, float]:
+        """The statistics, as plain numbers."""
+        return {name: getattr(self, name) for name in self.statistics}
+
+    def load_state_dict(self, state: dict[str, float]) -> None:
+        """Take over saved statistics."""
+        for name in self.statistics:
+            setattr(self, name, state[name])
+
+
+class Constant(GammaRule):
+    """A γ given as a number."""
+
+    statistics = ("value",)
+    needs_pseudo_gradients = False
+    value = 0.0
+
+    def __init__(self, value: float) -> None:
+        if not 0 < value < math.inf:
+            raise ValueError(f"gamma must be positive and finite; got {value}")
+        self.value = float(value)
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Stay."""
+
+
+class RunningMax(GammaRule):
+    """``γ = 1 / max ‖g̃‖²`` over all pseudo-gradients seen: the paper's safe choice.
+
+    Example:
+        >>> rule = RunningMax()
+        >>> rule.update(torch.tensor([2.0, 4.0]), torch.ones(2))
+        >>> rule.value
+        0.25
+    """
+
+    statistics = ("largest",)
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Keep the largest."""
+        del weights
+        self.largest = max(self.largest, float(squared_norms.max()))
+
+    @property
+    def value(self) -> float:
+        """``1 / max ‖g̃‖²``."""
+        return _inverse(self.largest)
+
+
+class Kurtosis(GammaRule):
+    """``γ = 1 / (κ E‖g̃‖²)``: safe when g̃ has kurtosis at most κ in every direction.
+
+    Args:
+        kappa: κ; 3 for a Gaussian g̃ of any covariance.
+
+    Example:
+        >>> rule = Kurtosis(kappa=5.0)
+        >>> rule.update(torch.tensor([1.0, 3.0]), torch.ones(2))
+        >>> rule.value
+        0.1
+    """
+
+    statistics = ("mean", "weight")
+
+    def __init__(self, kappa: float = 3.0) -> None:
+        if not 1 <= kappa < math.inf:
+            raise ValueError(f"a kurtosis is at least 1; got kappa={kappa}")
+        self.kappa = kappa
+        self.mean = 0.0
+        self.weight = 0.0
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Average."""
+        self.mean, self.weight = _average(self.mean, self.weight, squared_norms, weights)
+
+    @property
+    def value(self) -> float:
+        """``1 / (κ E‖g̃‖²)``."""
+        return _inverse(self.kappa * self.mean)
+
+
+class FourthMoment(GammaRule):
+    """``γ = λ / E‖g̃‖⁴``: safe for any g̃ when λ is at most the smallest eigenvalue of F.
+
+    Args:
+        smallest_eigenvalue: λ, of ``C^½ F C^½`` when there is a preconditioner.
+
+    Example:
+        >>> rule = FourthMoment(smallest_eigenvalue=0.5)
+        >>> rule.update(torch.tensor([1.0, 3.0]), torch.ones(2))
+        >>> rule.value
+        0.1
+    """
+
+    statistics = ("mean", "weight")
+
+    def __init__(self, smallest_eigenvalue: float) -> None:
+        if not 0 < smallest_eigenvalue < math.inf:
+            raise ValueError(
+                f"smallest_eigenvalue must be positive and finite; got {smallest_eigenvalue}"
+            )
+        self.smallest_eigenvalue = smallest_eigenvalue
+        self.mean = 0.0
+        self.weight = 0.0
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Average."""
+        self.mean, self.weight = _average(self.mean, self.weight, squared_norms.square(), weights)
+
+    @property
+    def value(self) -> float:
+        """``λ / E‖g̃‖⁴``."""
+        return self.smallest_eigenvalue * _inverse(self.mean)
+
+
+class NecessaryBound:
+    """Watches whether γ can be stable at all: ``E‖v‖²`` grows without bound past it.
+
+    For one outer product, ``γ ≤ E‖g̃‖² / E‖g̃‖⁴`` (the paper). For a mean of B of them,
+    ``γ ≤ tr F / (E‖g̃‖⁴/B + (1-1/B) tr F²)``, where ``tr F² = E (g̃ᵀg̃')²`` over independent pairs.
+    Both follow from the trace of ``E Â² ≼ R² E Â``, so they are necessary and not sufficient.
+
+    With the products taken in the metric ``γC``, γ is past the bound when :attr:`excess` > 1.
+
+    Example: outer products of constant norm 1, at γ = 2.
+
+        >>> bound = NecessaryBound()
+        >>> for _ in range(8):
+        ...     bound.update(2 * torch.eye(2), torch.ones(2), samples=1.0)
+        >>> bound.excess
+        2.0
+    """
+
+    #: Pseudo-gradients to see before saying anything.
+    ENOUGH = 16
+
+    def __init__(self) -> None:
+        self.seen = 0
+        self._second, self._fourth, self._pairs = (0.0, 0.0), (0.0, 0.0), (0.0, 0.0)
+        self._samples = 1.0
+
+    def update(self, gram: Tensor, weights: Tensor, samples: float) -> None:
+        """See n pseudo-gradients of one step.
+
+        Args:
+            gram: ``(n, n)``, the products ``γ g̃_iᵀ C g̃_j``.
+            weights: ``(n,)``, relative weights of the samples.
+            samples: B, the number of independent terms in that step's F̂.
+        """
+        n = len(weights)
+        squared = gram.diagonal()
+        self.seen += n
+        self._samples = samples
+        self._second = _average(*self._second, squared, weights)
+        self._fourth = _average(*self._fourth, squared.square(), weights)
+        i, j = torch.triu_indices(n, n, offset=1)
+        if len(i):
+            self._pairs = _average(*self._pairs, gram[i, j].square(), weights[i] * weights[j])
+
+    @property
+    def excess(self) -> float:
+        """γ over the necessary bound; 0 until :attr:`ENOUGH` has been seen."""
+        if self.seen < self.ENOUGH or self._second[0] == 0:
+            return 0.0
+        one = 1 / self._samples
+        return (one * self._fourth[0] + (1 - one) * self._pairs[0]) / self._second[0]
+
+
+RULES: dict[str, Callable[[], GammaRule]] = {"max": RunningMax, "gaussian": Kurtosis}
+
+
+def resolve(gamma: float | str | GammaRule) -> GammaRule:
+    """The rule that a user's ``gamma=`` means: a number, a name of :data:`RULES`, or a rule.
+
+    >>> resolve(0.5).value
+    0.5
+    """
+    if isinstance(gamma, GammaRule):
+        return gamma
+    if isinstance(gamma, str):
+        if gamma not in RULES:
+            raise ValueError(
+                f"gamma is a positive number, a rule, or one of {sorted(RULES)}; got {gamma!r}"
+            )
+        return RULES[gamma]()
+    return Constant(gamma)
+
+
+def _inverse(x: float) -> float:
+    return 1 / x if x > 0 else 0.0
+
+
+def _average(mean: float, weight: float, values: Tensor, weights: Tensor) -> tuple[float, float]:
+    """Move a weighted mean towards new values: a plain mean first, then a slowly forgetting one."""
+    new = float(weights.sum())
+    if new == 0:
+        return mean, weight
+    weight = min(weight + new, 1 / FORGETTING)
+    rate = min(new / weight, 1.0)
+    return mean + rate * (float((weights * values).sum()) / new - mean), weight

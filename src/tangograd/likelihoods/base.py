@@ -1,0 +1,286 @@
+"""What the families share: flattening, weights, checks, and the hand-over to TANGO."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from functools import cache
+from typing import Any, Literal, TypedDict
+
+import torch
+from torch import Tensor, nn
+
+from tangograd import tangents
+from tangograd.fisher import ESTIMATES, row_dot, rows
+
+Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
+
+
+class Options(TypedDict, total=False):
+    """The arguments of :class:`Likelihood` that families pass on."""
+
+    fisher: Fisher
+    generator: torch.Generator | None
+    event_dims: int | None
+
+
+class Likelihood(nn.Module, ABC):
+    """Base of the families: flattening, weights, checks, and the hand-over to TANGO.
+
+    Args:
+        fisher: which F̂ TANGO uses with this likelihood; see :mod:`tangograd.fisher`.
+        generator: source of the pseudo-samples; by default one seeded from torch's global
+            generator, so that ``torch.manual_seed`` before construction makes a run repeatable.
+            Its state is saved with the module's ``state_dict``.
+        event_dims: how many trailing dimensions of the outputs make up one sample.
+    """
+
+    def __init__(
+        self,
+        *,
+        fisher: Fisher = "expected",
+        generator: torch.Generator | None = None,
+        event_dims: int | None = None,
+    ) -> None:
+        super().__init__()
+        if fisher not in ESTIMATES:
+            raise ValueError(f"fisher must be one of {', '.join(ESTIMATES)}; got {fisher!r}")
+        if event_dims is not None and event_dims < 0:
+            raise ValueError(f"event_dims counts dimensions, so it is at least 0; got {event_dims}")
+        if generator is None:
+            generator = torch.Generator().manual_seed(int(torch.randint(2**62, ())))
+        self.fisher = fisher
+        self.generator = generator
+        self.event_dims = event_dims
+
+    @abstractmethod
+    def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``ℓ = -ln p(y|z)`` of each sample, of the leading shape."""
+
+    @abstractmethod
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``s = ∂ℓ/∂z``, shaped like the outputs."""
+
+    @abstractmethod
+    def sample(self, outputs: Tensor) -> Tensor:
+        """``ỹ ~ p(·|z)``, shaped like the targets."""
+
+    @abstractmethod
+    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """``H t`` with ``H = E s̃ s̃ᵀ``, shaped like the outputs."""
+
+    @abstractmethod
+    def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        """The shape that targets must have for these outputs."""
+
+    @abstractmethod
+    def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
+        """Where targets are not in the family's domain, and the domain in words."""
+
+    def forward(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+        """The mean log-loss ``Σ w_i ℓ_i / Σ w_i``, a scalar.
+
+        Args:
+            outputs: ``z``, shape ``(*samples, *event)``.
+            targets: ``y``; see the family.
+            weights: ``w``, shape ``(*samples)``, non-negative; all 1 by default.
+        """
+        z, y, w = self._one_row_a_sample(outputs, targets, weights)
+        W = w.sum()
+        session = tangents.active()
+        if session is None:
+            return torch.dot(w / W, self.log_loss(z, y))
+        z, t = session.unpack(z)
+        with torch.no_grad():
+            plain = z.detach()
+            self._before_loss(plain, y, w)
+            loss = torch.dot(w / W, self.log_loss(plain, y))
+            _require_finite_loss(loss, plain)
+            term = self._term(z, t, y, w / W, W)
+        session.terms.append(term)
+        cotangent = term.gradient - term.product
+        return _LossWithCotangent.apply(z, loss, cotangent)  # type: ignore[no-any-return]
+
+    def _term(self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: Tensor) -> tangents.Term:
+        """The bracket ``g - F̂ v`` in output space; ``w`` sums to 1."""
+        plain = z.detach()
+        estimate = ESTIMATES[self.fisher]
+        s = self.score(plain, y)
+        s_tilde = cache(lambda: estimate.pseudo_scores(self, plain, s))
+        product = estimate.product(self, plain, t, s_tilde, w)
+        return tangents.Term(
+            outputs=z,
+            gradient=rows(w, s) * s,
+            product=product,
+            curvature=row_dot(t, product).sum(),
+            total_weight=float(W),
+            effective_samples=1.0 if estimate.rank_one else 1.0 / float(w.square().sum()),
+            rows=1 if estimate.rank_one else len(w),
+            draw=lambda position: estimate.factor(s_tilde(), w, position),
+            after_step=self._after_step,
+        )
+
+    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor) -> None:
+        """Look at a batch of training data before its loss is computed."""
+
+    def _after_step(self) -> None:
+        """Take over what ``_before_loss`` saw, once the optimizer has made its step."""
+
+    def _one_row_a_sample(
+        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Check a batch and flatten it to rows ``z, y, w``, without the ignored samples."""
+        events = self.event_dimensions(outputs)
+        leading = outputs.shape[: outputs.dim() - events]
+        wanted = self._target_shape(outputs)
+        if tuple(targets.shape) != wanted:
+            raise ValueError(
+                f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
+                f"{tuple(outputs.shape)} (no broadcasting); got {tuple(targets.shape)}"
+            )
+        if weights is None:
+            w = outputs.new_ones(leading)
+        elif weights.shape != leading:
+            raise ValueError(
+                f"weights need one value a sample, shape {tuple(leading)}; "
+                f"got {tuple(weights.shape)}"
+            )
+        else:
+            w = weights.detach().to(outputs.dtype)
+            if not bool((w >= 0).all() & w.isfinite().all()):
+                raise ValueError("weights must be finite and not negative")
+        kept = (w > 0) & ~self._ignored(targets, leading)
+        outside, domain = self._outside_domain(outputs, targets)
+        outside = outside & kept.reshape(*leading, *[1] * (outside.dim() - len(leading)))
+        if bool(outside.any()):
+            where = tuple(int(i) for i in outside.nonzero()[0])
+            raise ValueError(
+                f"{type(self).__name__} needs targets that are {domain}; "
+                f"got {targets[where].tolist()} at position {where}"
+            )
+        z = outputs.reshape(-1, *outputs.shape[len(leading) :])
+        y = targets.reshape(-1, *targets.shape[len(leading) :])
+        w, kept = w.reshape(-1), kept.reshape(-1)
+        if not bool(kept.all()):
+            z, y, w = z[kept], y[kept], w[kept]
+        if len(w) == 0:
+            raise ValueError(
+                "no sample counts: the batch is empty, or every target is ignored or has weight "
+                "0, so the mean loss is undefined. Skip such batches."
+            )
+        return z, y, w
+
+    def _ignored(self, targets: Tensor, leading: torch.Size) -> Tensor:
+        """Samples that a family's own convention leaves out."""
+        return torch.zeros(leading, dtype=torch.bool, device=targets.device)
+
+    def event_dimensions(self, outputs: Tensor) -> int:
+        """The number of trailing dimensions of one sample."""
+        events = min(1, outputs.dim() - 1) if self.event_dims is None else self.event_dims
+        if not 0 <= events <= outputs.dim():
+            raise ValueError(
+                f"{type(self).__name__} got outputs of shape {tuple(outputs.shape)}; "
+                f"they need a dimension of samples and {self.event_dims or 1} of the event"
+            )
+        return events
+
+    def _generator_on(self, device: torch.device) -> torch.Generator:
+        """The generator, or one on another device that it seeds."""
+        if self.generator.device == device:
+            return self.generator
+        return torch.Generator(device).manual_seed(self._seed())
+
+    def _noise(self, like: Tensor) -> Tensor:
+        """Standard normal numbers, shaped like a tensor."""
+        generator = self._generator_on(like.device)
+        return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+    def _seed(self) -> int:
+        return int(torch.randint(2**62, (), generator=self.generator))
+
+    def get_extra_state(self) -> Tensor:
+        """The generator's state, saved with ``state_dict``."""
+        return self.generator.get_state()
+
+    def set_extra_state(self, state: Tensor) -> None:
+        """Continue the pseudo-samples where the saved run stood."""
+        self.generator.set_state(state.cpu())
+
+    def extra_repr(self) -> str:
+        """Shown by ``print``."""
+        return f"fisher={self.fisher!r}"
+
+
+class _LossWithCotangent(torch.autograd.Function):
+    """A loss of the given value whose backward sends the given cotangent to the outputs."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, loss: Tensor, cotangent: Tensor) -> Tensor:
+        del z
+        ctx.save_for_backward(cotangent)
+        return loss.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        (cotangent,) = ctx.saved_tensors
+        return grad_outputs[0] * cotangent, None, None
+
+
+def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
+    if bool(loss.isfinite()):
+        return
+    bad = (~z.isfinite()).nonzero()
+    reason = (
+        f"the outputs are not finite, first at row {int(bad[0][0])}"
+        if len(bad)
+        else "the outputs are finite but too large for the log-loss"
+    )
+    raise FloatingPointError(
+        f"the loss is {loss.item()}: {reason}. The step is not taken and the state is untouched; "
+        "check the inputs, or lower gamma or lr."
+    )
+
+
+class Elementwise(Likelihood):
+    """Families in which each output element has its own scalar target, independent given z."""
+
+    #: The domain of the targets, in words.
+    domain: str
+
+    @abstractmethod
+    def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        """``-ln p(y|z)`` of each element."""
+
+    @abstractmethod
+    def _fisher_diagonal(self, z: Tensor) -> Tensor:
+        """``E (∂ℓ/∂z)²`` of each element."""
+
+    @abstractmethod
+    def _inside(self, y: Tensor) -> Tensor:
+        """Whether each target is in the domain (NaN is not)."""
+
+    def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """The sum of the elements' log-losses over the event."""
+        loss = self._element_loss(outputs, targets.to(outputs.dtype))
+        return (
+            loss.sum(tuple(range(-self.event_dimensions(outputs), 0)))
+            if self.event_dimensions(outputs)
+            else loss
+        )
+
+    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """``H`` is diagonal."""
+        return self._fisher_diagonal(outputs) * tangents
+
+    def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        return tuple(outputs.shape)
+
+    def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
+        del outputs
+        return ~self._inside(targets), self.domain
+
+
+def positive(name: str, value: float) -> float:
+    """The value, or an error that names it."""
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite; got {value}")
+    return float(value)

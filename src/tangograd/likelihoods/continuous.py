@@ -1,0 +1,186 @@
+"""Real and positive targets."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, Unpack
+
+import torch
+from torch import Tensor
+
+from tangograd.likelihoods.base import Elementwise, Fisher, Likelihood, Options, positive
+
+
+class Gaussian(Elementwise):
+    """Regression: outputs are means, ``ℓ = (y-z)²/2σ² + ½ ln 2πσ²``, ``H = 1/σ²``.
+
+    The paper asks that σ² be the actual mean square error. With ``"expected"`` and ``"sampled"``
+    σ² only rescales γ (TANGO with σ² and γ is TANGO with 1 and γ/σ²); it matters for the choice of
+    a fixed γ, and for ``"empirical"``.
+
+    Args:
+        variance: σ², or ``"tracked"``: a running mean of the square error on the training batches,
+            kept in the buffer ``variance``. The first batch sets it; then each optimizer step moves
+            it by 1/k, and by 1% from the hundredth step on. With a fixed γ, a σ² that falls slows
+            the steps down: combine ``"tracked"`` with a γ rule.
+        **options: ``fisher``, ``generator`` and ``event_dims``; see :class:`Likelihood`.
+
+    Example:
+        >>> Gaussian(variance=4.0)(torch.zeros(1), torch.tensor([2.0]))  # ½ + ½ ln 8π
+        tensor(2.1121)
+    """
+
+    domain = "finite numbers"
+    variance: Tensor
+    steps: Tensor
+
+    def __init__(
+        self, variance: float | Literal["tracked"] = 1.0, **options: Unpack[Options]
+    ) -> None:
+        super().__init__(**options)
+        self.tracked = variance == "tracked"
+        initial = 1.0 if isinstance(variance, str) else float(variance)
+        if isinstance(variance, str) and not self.tracked:
+            raise ValueError(f'variance is a number or "tracked"; got {variance!r}')
+        if not (0 < initial < math.inf):
+            raise ValueError(f"variance must be positive and finite; got {variance}")
+        self.register_buffer("variance", torch.tensor(initial))
+        self.register_buffer("steps", torch.tensor(0))
+        self._seen = (0.0, 0.0)  # Σ w_i · square error, Σ w_i since the last step
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``(z - y)/σ²``."""
+        return (outputs - targets) / self._variance(outputs)
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """``z + σ ε``."""
+        noise = self._noise(outputs)
+        return outputs + self._variance(outputs).sqrt() * noise
+
+    def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        variance = self._variance(z)
+        return (y - z).square() / (2 * variance) + (2 * math.pi * variance).log() / 2
+
+    def _fisher_diagonal(self, z: Tensor) -> Tensor:
+        return self._variance(z).reciprocal().expand_as(z)
+
+    def _inside(self, y: Tensor) -> Tensor:
+        return y.isfinite()
+
+    def _variance(self, like: Tensor) -> Tensor:
+        return self.variance.to(like)
+
+    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor) -> None:
+        if not self.tracked:
+            return
+        error = (z - y).square().reshape(len(z), -1).mean(1)
+        square, weight = float(torch.dot(w, error)), float(w.sum())
+        self._seen = (self._seen[0] + square, self._seen[1] + weight)
+        if int(self.steps) == 0 and self._seen[1] == weight:
+            self._set_variance(square / weight)
+
+    def _after_step(self) -> None:
+        square, weight = self._seen
+        if weight > 0:
+            self.steps += 1
+            rate = max(1 / int(self.steps), 0.01)
+            self._set_variance((1 - rate) * float(self.variance) + rate * square / weight)
+            self._seen = (0.0, 0.0)
+
+    def _set_variance(self, value: float) -> None:
+        if math.isfinite(value):
+            self.variance.fill_(max(value, torch.finfo(self.variance.dtype).tiny))
+
+
+class Gamma(Elementwise):
+    """Positive amounts: outputs are log-means, ``s = k(1 - y/μ)``, ``H = k``.
+
+    Args:
+        concentration: the shape k > 0; the coefficient of variation is ``1/√k``.
+        **options: ``fisher``, ``generator`` and ``event_dims``; see :class:`Likelihood`.
+
+    Example:
+        >>> Gamma(concentration=1.0)(torch.zeros(1), torch.tensor([2.0]))  # exponential: ℓ = y
+        tensor(2.)
+    """
+
+    domain = "positive and finite"
+
+    def __init__(self, concentration: float, **options: Unpack[Options]) -> None:
+        super().__init__(**options)
+        self.concentration = positive("concentration", concentration)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``k(1 - y/μ)``."""
+        return self.concentration * (1 - targets * (-outputs).exp())
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """``μ/k`` times a standard Gamma variable of shape k."""
+        shape = torch.full_like(outputs, self.concentration)
+        drawn = torch._standard_gamma(shape, generator=self._generator_on(outputs.device))
+        return drawn * outputs.exp() / self.concentration
+
+    def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
+        k = self.concentration
+        constant = math.lgamma(k) - k * math.log(k)
+        return k * (z + y * (-z).exp()) - (k - 1) * y.log() + constant
+
+    def _fisher_diagonal(self, z: Tensor) -> Tensor:
+        return torch.full_like(z, self.concentration)
+
+    def _inside(self, y: Tensor) -> Tensor:
+        return (y > 0) & y.isfinite()
+
+
+class MeanScaleGaussian(Likelihood):
+    """Regression with its own spread: the last dimension halves into mean μ and ``ln σ``.
+
+    Outputs ``(…, 2d)``, targets ``(…, d)``. ``s = ((μ-y)/σ², 1 - (y-μ)²/σ²)``,
+    ``H = diag(1/σ², 2)``. This is the model of the paper's Figure 1.
+
+    Example:
+        >>> MeanScaleGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))  # ½ ln 2π
+        tensor(0.9189)
+    """
+
+    def __init__(
+        self, *, fisher: Fisher = "expected", generator: torch.Generator | None = None
+    ) -> None:
+        super().__init__(fisher=fisher, generator=generator, event_dims=1)
+
+    def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``(y-μ)²/2σ² + ln σ + ½ ln 2π``, summed over the event."""
+        mu, log_sigma = outputs.chunk(2, -1)
+        error = ((targets - mu) * (-log_sigma).exp()).square()
+        return (error / 2 + log_sigma + math.log(2 * math.pi) / 2).sum(-1)
+
+    def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """``((μ-y)/σ², 1 - (y-μ)²/σ²)``."""
+        mu, log_sigma = outputs.chunk(2, -1)
+        precision = (-2 * log_sigma).exp()
+        error = mu - targets
+        return torch.cat([error * precision, 1 - error.square() * precision], -1)
+
+    def sample(self, outputs: Tensor) -> Tensor:
+        """``μ + σ ε``."""
+        mu, log_sigma = outputs.chunk(2, -1)
+        noise = self._noise(mu)
+        return mu + log_sigma.exp() * noise
+
+    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
+        """``(t_μ/σ², 2 t_{ln σ})``."""
+        _, log_sigma = outputs.chunk(2, -1)
+        t_mu, t_log_sigma = tangents.chunk(2, -1)
+        return torch.cat([t_mu * (-2 * log_sigma).exp(), 2 * t_log_sigma], -1)
+
+    def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
+        if outputs.shape[-1] % 2:
+            raise ValueError(
+                "MeanScaleGaussian halves the last dimension of the outputs into mean and "
+                f"log-scale, so it must be even; got shape {tuple(outputs.shape)}"
+            )
+        return (*outputs.shape[:-1], outputs.shape[-1] // 2)
+
+    def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
+        del outputs
+        return ~targets.isfinite(), "finite numbers"

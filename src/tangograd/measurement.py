@@ -1,0 +1,99 @@
+"""What a forward pass with tangents tells of the curvature: the raw material of γ and diagnostics.
+
+A γ rule wants norms of per-sample pseudo-gradients ``g̃_i = J_iᵀ s̃_i`` in the metric of C, and the
+necessary bound wants products of pairs of them. They are pulled back one at a time through the
+graph of the forward pass, for one or two samples of the batch: exact for any architecture, any
+preconditioner and samples that interact (batch normalisation), at the cost of a backward pass each.
+Over the steps, the positions sweep the batch evenly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from tangograd.preconditioners import Preconditioner
+from tangograd.tangents import Term
+from tangograd.vectors import dot
+
+Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
+
+_GOLDEN = (5**0.5 - 1) / 2
+
+
+@dataclass
+class Measurement:
+    """What one `tangents` block leaves for the step.
+
+    Attributes:
+        curvature: ``ṽᵀ F̂ ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
+        weight: the samples' total weight.
+        samples: the number of independent terms in F̂.
+        grams: ``(groups, n, n)``, the products ``g̃_iᵀ C g̃_j`` of n pseudo-gradients.
+        weights: ``(n,)``, their relative weights.
+        after_step: callbacks of the likelihoods.
+    """
+
+    curvature: float
+    weight: float
+    samples: float
+    grams: Tensor
+    weights: Tensor
+    after_step: list[Callable[[], None]]
+
+
+def measure(terms: Sequence[Term], groups: Sequence[Group], draws: int, step: int) -> Measurement:
+    """Measure a batch, with at most ``draws`` pseudo-gradients.
+
+    Several terms in one block are independent outputs of one model: their curvatures and their
+    pseudo-gradients add up.
+    """
+    outputs = [term.outputs for term in terms]
+    draws = min(draws, *(term.rows for term in terms))
+    if not all(z.requires_grad for z in outputs):
+        draws = 0
+    parameters = [p for group, _ in groups for p in group]
+    pulled, weights = [], []
+    for i in range(draws):
+        drawn = [term.draw((step * _GOLDEN + i / draws) % 1) for term in terms]
+        pulled.append(pull_back(outputs, parameters, [cotangent for cotangent, _ in drawn]))
+        weights.append(drawn[0][1])
+    return Measurement(
+        curvature=float(torch.stack([term.curvature for term in terms]).sum()),
+        weight=terms[0].total_weight,
+        samples=terms[0].effective_samples,
+        grams=_grams(pulled, groups),
+        weights=torch.tensor(weights, dtype=torch.float64),
+        after_step=[term.after_step for term in terms],
+    )
+
+
+def pull_back(
+    outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """``Jᵀ u``: the outputs' cotangents, pulled back to the parameters (0 for frozen ones)."""
+    wanted = [p for p in parameters if p.requires_grad]
+    found = torch.autograd.grad(outputs, wanted, cotangents, retain_graph=True, allow_unused=True)
+    gradients = dict(zip(map(id, wanted), found, strict=True))
+    pulled = [gradients.get(id(p)) for p in parameters]
+    return [
+        torch.zeros_like(p) if g is None else g for g, p in zip(pulled, parameters, strict=True)
+    ]
+
+
+def _grams(pulled: Sequence[list[Tensor]], groups: Sequence[Group]) -> Tensor:
+    """``g̃_iᵀ C g̃_j`` for each group."""
+    n = len(pulled)
+    grams = torch.zeros(len(groups), n, n, dtype=torch.float64)
+    start = 0
+    for k, (parameters, C) in enumerate(groups):
+        pieces = [g[start : start + len(parameters)] for g in pulled]
+        start += len(parameters)
+        for j, right in enumerate(pieces):
+            preconditioned = C.apply(right)
+            for i in range(j + 1):
+                grams[k, i, j] = grams[k, j, i] = float(dot(pieces[i], preconditioned))
+    return grams

@@ -1,0 +1,493 @@
+"""The update of TANGO as one function, and the optimizer around it."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+from tangograd import gamma as gammas
+from tangograd import preconditioners
+from tangograd.gamma import GammaRule, NecessaryBound
+from tangograd.likelihoods import Likelihood
+from tangograd.measurement import Measurement, measure
+from tangograd.preconditioners import Preconditioner
+from tangograd.residual import Equation, relative_residual
+from tangograd.tangents import Session, dual_parameters
+from tangograd.vectors import dot
+
+T = TypeVar("T")
+
+
+def tango_update(
+    theta: list[Tensor],
+    v: list[Tensor],
+    preconditioned: list[Tensor],
+    *,
+    gamma: float,
+    dt: float,
+    dt_previous: float,
+    accelerated: bool = False,
+) -> None:
+    """Definition 1 of the paper, preconditioned, in place on ``theta`` and ``v`` alone.
+
+    ``v_k = (1-δt_{k-1}) v_{k-1} + γ C [g_k - (1-δt_{k-1}) F̂_k v_{k-1}]``
+    ``θ_k = θ_{k-1} - δt_k v_k``  (``θ_k = θ_{k-1} - v_k`` when accelerated)
+
+    Args:
+        theta: ``θ_{k-1}``, a list of tensors; becomes ``θ_k``.
+        v: ``v_{k-1}``; becomes ``v_k``.
+        preconditioned: ``C`` times the bracket.
+        gamma: γ.
+        dt: ``δt_k``.
+        dt_previous: ``δt_{k-1}``, of the last step taken.
+        accelerated: move by the whole velocity.
+    """
+    torch._foreach_mul_(v, 1 - dt_previous)
+    torch._foreach_add_(v, preconditioned, alpha=gamma)
+    torch._foreach_add_(theta, v, alpha=-1.0 if accelerated else -dt)
+
+
+class TANGO(Optimizer):
+    r"""True Asymptotic Natural Gradient Optimization (Ollivier 2017).
+
+    A velocity v solves ``F v = E g`` by stochastic steps of rate γ, while θ moves along it::
+
+        v_k = (1-δt_{k-1}) v_{k-1} + γ C [g_k - (1-δt_{k-1}) F̂_k v_{k-1}]
+        θ_k = θ_{k-1} - δt_k v_k
+
+    The bracket is what ``loss.backward()`` leaves in ``p.grad``, because inside
+    :meth:`tangents` a likelihood's backward sends the cotangent of ``g - (1-δt) F̂ v``. As δt falls,
+    θ follows the exact natural gradient flow ``dθ/dt = -F⁻¹ E g``; at δt = 1 this is SGD with rate
+    γ. In between, ``δt/γ`` acts as damping: at frozen θ the mean of v is
+    ``((1-δt) F + (δt/γ) C⁻¹)⁻¹ g``.
+
+    Differences from the paper's Definition 1: F̂ is by default the closed-form mean over a batch
+    rather than one outer product (``fisher="sampled"`` with batches of one sample is Definition 1);
+    a preconditioner; and a Gaussian prior.
+
+    Args:
+        params: parameters or groups, as for any optimizer. Groups may have their own ``lr``,
+            ``gamma``, ``preconditioner``, ``weight_decay`` and ``accelerated``.
+        lr: δt, from 0 to 1; any scheduler may drive it. At 0, θ rests and v settles.
+        gamma: γ: a number; ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; or a
+            rule of :mod:`tangograd.gamma`. Groups that name the same rule share one γ, computed
+            over all their parameters.
+        preconditioner: C: ``None``, or an object of :mod:`tangograd.preconditioners`.
+        weight_decay: λ of a Gaussian prior: adds ``λ θ`` to g and ``λ`` to F.
+        accelerated: ``θ_k = θ_{k-1} - v_k``; on a quadratic this is Nesterov's method with momentum
+            ``1-δt_{k-1}`` and step γ.
+
+    torch's flags ``maximize``, ``foreach``, ``fused``, ``capturable`` and ``differentiable`` are
+    absent: the log-loss is minimised by definition, there is one code path for the update, and the
+    step reads numbers on the host.
+
+    Example:
+        >>> from tangograd import TANGO, Categorical
+        >>> _ = torch.manual_seed(0)
+        >>> model, likelihood = nn.Linear(3, 2), Categorical()
+        >>> optimizer = TANGO(model.parameters(), lr=0.1, gamma=0.5)
+        >>> x, y = torch.randn(64, 3), torch.arange(64) % 2
+        >>> for _ in range(3):
+        ...     optimizer.zero_grad()
+        ...     with optimizer.tangents(model):
+        ...         loss = likelihood(model(x), y)
+        ...     loss.backward()
+        ...     optimizer.step()
+        >>> optimizer.diagnostics()["damping"]
+        0.2
+    """
+
+    _pending: list[Measurement]  # the `tangents` blocks since the last step
+    _names: dict[int, str]  # names of the model's parameters, for messages
+    _quotient: float
+    _bound: NecessaryBound
+    _warned: bool
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 0.1,
+        gamma: float | str | GammaRule = "max",
+        *,
+        preconditioner: str | Preconditioner | None = None,
+        weight_decay: float = 0.0,
+        accelerated: bool = False,
+    ) -> None:
+        options = {
+            "lr": lr,
+            "gamma": gamma,
+            "preconditioner": preconditioner,
+            "weight_decay": weight_decay,
+            "accelerated": accelerated,
+        }
+        self._forget()
+        super().__init__(params, options)
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Add parameters, with options of their own where given; they start with velocity 0."""
+        if not isinstance(param_group, dict):
+            raise TypeError(f"a parameter group is a dict; got {type(param_group).__name__}")
+        options = self.defaults | param_group
+        options["gamma"] = self._rule(options["gamma"])
+        options["preconditioner"] = preconditioners.resolve(options["preconditioner"])
+        _check_options(options)
+        options |= {"previous_lr": float(options["lr"]), "steps": 0}
+        super().add_param_group(options)
+        group = self.param_groups[-1]
+        try:
+            _check_parameters(group["params"])
+            group["preconditioner"].check(group["params"])
+        except (TypeError, ValueError):
+            self.param_groups.pop()
+            raise
+
+    def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
+        """The rule meant; a name means the same rule, with one γ, in all groups."""
+        rule = gammas.resolve(gamma)
+        used = [group["gamma"] for group in self.param_groups if isinstance(gamma, str)]
+        return next((other for other in used if type(other) is type(rule)), rule)
+
+    # ------------------------------------------------------------------ one forward pass
+
+    @contextmanager
+    def tangents(self, model: nn.Module | None = None) -> Iterator[None]:
+        """Run the forward pass and the likelihood in this block; it is the one line that is new.
+
+        All trainable parameters of the optimizer are dual numbers inside, with tangents
+        ``(1-δt_{k-1}) v``; afterwards the model is exactly as it was, also after an exception.
+
+        Several blocks before a step accumulate: weight each loss by its share of the samples. For
+        ``"expected"`` and ``"empirical"`` the sum then equals one large batch to rounding (for
+        ``"sampled"`` given the same pseudo-samples). For ``"minibatch"`` it is unbiased only: a
+        product of means over micro-batches is not that over their union.
+
+        Args:
+            model: the module that is run inside, to check that the optimizer has all its trainable
+                parameters; omit it for raw parameters.
+        """
+        self._check_model(model)
+        with self._session() as session:
+            yield
+        if not session.terms:
+            raise RuntimeError(
+                "no tangograd likelihood was evaluated inside the `tangents` block, so the "
+                "gradient would be that of SGD: compute the loss with a likelihood (such as "
+                "tangograd.Categorical) inside the block."
+            )
+        groups = [(group["params"], group["preconditioner"]) for group in self.param_groups]
+        step = self.param_groups[0]["steps"]
+        self._pending.append(measure(session.terms, groups, self._draws(step), step))
+
+    def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
+        """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
+
+        Example:
+            >>> from tangograd import TANGO, Gaussian
+            >>> theta = torch.zeros(2, requires_grad=True)
+            >>> optimizer, likelihood = TANGO([theta], gamma=0.1), Gaussian()
+            >>> y = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+            >>> loss = optimizer.evaluate(None, lambda: likelihood(theta.expand(2, 2), y))
+            >>> loss.backward()
+            >>> optimizer.step()
+        """
+        with self.tangents(model):
+            return closure()
+
+    def _check_model(self, model: nn.Module | None) -> None:
+        if model is None:
+            return
+        ours = {id(p) for group in self.param_groups for p in group["params"]}
+        for name, p in model.named_parameters():
+            if p.requires_grad and id(p) not in ours:
+                raise ValueError(
+                    f"the model's parameter {name!r} is trainable but not in the optimizer, so its "
+                    "part of F̂v would be missing: add it (add_param_group), or freeze it with "
+                    "requires_grad_(False)."
+                )
+            self._names[id(p)] = name
+
+    def _velocities(self, group: dict[str, Any]) -> list[Tensor]:
+        """V of each parameter; frozen ones are constants, with velocity 0."""
+        velocities = []
+        for p in group["params"]:
+            if not p.requires_grad:
+                velocities.append(torch.zeros_like(p))
+                continue
+            if "velocity" not in self.state[p]:
+                self.state[p]["velocity"] = torch.zeros_like(p)
+            velocities.append(self.state[p]["velocity"])
+        return velocities
+
+    def _session(self) -> AbstractContextManager[Session]:
+        """Dual parameters with tangents ``(1-δt_{k-1}) v``.
+
+        The factor that most groups share is left to the outputs, so that their v is not copied.
+        """
+        scale = max(1 - group["previous_lr"] for group in self.param_groups)
+        parameters, tangents = [], []
+        for group in self.param_groups:
+            own = 1 - group["previous_lr"]
+            for p, v in zip(group["params"], self._velocities(group), strict=True):
+                if p.requires_grad:
+                    parameters.append(p)
+                    tangents.append(v if own == scale else v * (own / scale))
+        return dual_parameters(parameters, tangents, scale)
+
+    def _draws(self, step: int) -> int:
+        """How many pseudo-gradients to look at in this step.
+
+        A pair, for the necessary bound, in the first steps and then now and then; otherwise one
+        when a γ rule asks for it and none when γ is a number.
+        """
+        if step < NecessaryBound.ENOUGH or step % 100 == 0:
+            return 2
+        return int(any(group["gamma"].needs_pseudo_gradients for group in self.param_groups))
+
+    # ------------------------------------------------------------------ the step
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the bracket that ``backward`` left in ``p.grad``.
+
+        Args:
+            closure: re-evaluates the loss (with :meth:`tangents` inside) and calls ``backward``.
+
+        Raises:
+            RuntimeError: there was no `tangents` block, or no backward, since the last step.
+            FloatingPointError: a gradient is not finite; nothing has been changed.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        if not self._pending:
+            raise RuntimeError(
+                "step() needs a forward pass inside `with optimizer.tangents(model):` (or "
+                "`optimizer.evaluate`) since the last step; without it this would silently be SGD."
+            )
+        self._check_gradients()
+        for group in self.param_groups:
+            group["gamma"] = gammas.resolve(group["gamma"])  # users may set a number
+            _check_options(group)
+        self._update_gamma()
+        self._quotient = self._fisher_quotient()
+        for group in self.param_groups:
+            self._move(group)
+        measured, self._pending = self._pending, []
+        for callback in dict.fromkeys(c for m in measured for c in m.after_step):
+            callback()
+        return loss
+
+    def _move(self, group: dict[str, Any]) -> None:
+        """One step of one group."""
+        params, v = group["params"], self._velocities(group)
+        bracket = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
+        decay = group["weight_decay"]
+        if decay:  # the prior's λ (θ - (1-δt_{k-1}) v)
+            bracket = list(torch._foreach_add(bracket, params, alpha=decay))
+            torch._foreach_add_(bracket, v, alpha=-decay * (1 - group["previous_lr"]))
+        preconditioned = group["preconditioner"].apply(bracket)
+        trainable = [i for i, p in enumerate(params) if p.requires_grad]
+        tango_update(
+            [params[i] for i in trainable],
+            [v[i] for i in trainable],
+            [preconditioned[i] for i in trainable],
+            gamma=group["gamma"].value,
+            dt=float(group["lr"]),
+            dt_previous=group["previous_lr"],
+            accelerated=group["accelerated"],
+        )
+        group["previous_lr"] = float(group["lr"])
+        group["steps"] += 1
+
+    def _fisher_quotient(self) -> float:
+        """``ṽᵀF̂ṽ / ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
+        weight = sum(m.weight for m in self._pending)
+        numerator = sum(m.weight * m.curvature for m in self._pending) / weight
+        denominator = 0.0
+        for group in self.param_groups:
+            v, factor = self._velocities(group), (1 - group["previous_lr"]) ** 2
+            denominator += factor * float(dot(v, group["preconditioner"].apply_inverse(v)))
+            if group["weight_decay"]:
+                numerator += group["weight_decay"] * factor * float(dot(v, v))
+        return numerator / denominator if denominator > 0 else math.nan
+
+    def _check_gradients(self) -> None:
+        """Raise before anything is changed when the gradients cannot be used."""
+        named: list[tuple[Tensor, str]] = [
+            (p.grad, self._names.get(id(p), f"number {i} of group {k}"))
+            for k, group in enumerate(self.param_groups)
+            for i, p in enumerate(group["params"])
+            if p.requires_grad and p.grad is not None
+        ]
+        if not named:
+            raise RuntimeError("no parameter has a gradient: call loss.backward() before step()")
+        for grad, name in named:
+            if grad.is_sparse:
+                raise RuntimeError(
+                    f"the gradient of parameter {name!r} is sparse, but TANGO's velocity is dense: "
+                    "use sparse=False in the embedding"
+                )
+        # One number shows whether anything is wrong; only then is it worth looking where.
+        if math.isfinite(sum(float(grad.sum()) for grad, _ in named)):
+            return
+        for grad, name in named:
+            if not bool(grad.isfinite().all()):
+                raise FloatingPointError(
+                    f"the gradient of parameter {name!r} is not finite. The step is not taken and "
+                    "the state is untouched; check the batch, or lower gamma or lr."
+                )
+
+    def _update_gamma(self) -> None:
+        """Show the rules their groups' pseudo-gradients, and watch the necessary bound."""
+        rules = [group["gamma"] for group in self.param_groups]
+        for measured in self._pending:
+            if not len(measured.weights):
+                continue
+            squared = measured.grams.diagonal(dim1=1, dim2=2)
+            for rule in {id(rule): rule for rule in rules}.values():
+                shared = torch.tensor([other is rule for other in rules])
+                rule.update(squared[shared].sum(0), measured.weights)
+            values = torch.tensor([rule.value for rule in rules], dtype=torch.float64)
+            gram = (values[:, None, None] * measured.grams).sum(0)
+            self._bound.update(gram, measured.weights, self._samples())
+        if self._bound.excess > 1 and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"gamma is about {self._bound.excess:.2g} times the largest value that can be "
+                "stable: past it the velocity's second moment grows without bound. Lower gamma, "
+                'or use gamma="max".',
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _samples(self) -> float:
+        """Independent terms in the accumulated F̂."""
+        total = sum(m.weight for m in self._pending)
+        return float(total**2 / sum(m.weight**2 / m.samples for m in self._pending))
+
+    # ------------------------------------------------------------------ what it knows of itself
+
+    def diagnostics(self) -> dict[str, float]:
+        """How the last step went.
+
+        Returns:
+            ``gamma``: γ; ``damping``: δt/γ, to compare with the eigenvalues of ``C^½ F C^½``;
+            ``fisher_quotient``: ``vᵀF̂v / vᵀC⁻¹v``, the curvature along the velocity, which times
+            γ should stay below 2. Values are NaN before the first step, and for the quotient as
+            long as v is 0. Further groups have their number appended, as in ``gamma_1``.
+        """
+        known: dict[str, float] = {}
+        for k, group in enumerate(self.param_groups):
+            suffix = f"_{k}" if k else ""
+            gamma = group["gamma"].value if group["steps"] else math.nan
+            known[f"gamma{suffix}"] = gamma
+            known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
+        known["fisher_quotient"] = self._quotient
+        return known
+
+    def residual(
+        self,
+        model: Callable[[Any], Tensor],
+        likelihood: Likelihood,
+        batches: Iterable[Sequence[Any]],
+    ) -> float:
+        """How far the velocity is from the damped natural gradient at the current parameters.
+
+        The relative residual ``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, with g
+        and F averaged over the batches: 0 when v solves the equation that it settles at, about 1
+        when v is unrelated to it. Use several batches: on one, its own noise dominates. Nothing is
+        changed: buffers, random state and the likelihood are left as they were.
+
+        Args:
+            model: maps the inputs of a batch to outputs.
+            likelihood: the likelihood trained with; its own F̂ is used, so ``"expected"`` adds no
+                sampling noise.
+            batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
+        """
+        if not all(group["steps"] for group in self.param_groups):
+            raise RuntimeError("residual() needs a velocity: take at least one step first")
+        equations = [
+            Equation(
+                params=group["params"],
+                v=self._velocities(group),
+                C=group["preconditioner"],
+                keep=1 - group["previous_lr"],
+                damping=group["previous_lr"] / group["gamma"].value,
+                prior=group["weight_decay"],
+            )
+            for group in self.param_groups
+        ]
+        return relative_residual(equations, self._session, model, likelihood, batches)
+
+    # ------------------------------------------------------------------ saving, loading, copying
+
+    def state_dict(self) -> dict[str, Any]:
+        """As torch's: the rule's and the preconditioner's statistics stand in their group."""
+        packed = super().state_dict()
+        for saved, group in zip(packed["param_groups"], self.param_groups, strict=True):
+            saved["gamma"] = group["gamma"].state_dict()
+            saved["preconditioner"] = group["preconditioner"].state_dict()
+        return packed
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue a saved run; the γ rules and preconditioners must be of the kinds saved."""
+        kept = [
+            {name: group[name] for name in ("gamma", "preconditioner")}
+            for group in self.param_groups
+        ]
+        for ours, saved in zip(kept, state_dict["param_groups"], strict=False):
+            for name, part in ours.items():
+                if part.state_dict().keys() != saved[name].keys():
+                    raise ValueError(
+                        f"the saved {name} has statistics {sorted(saved[name])}, but this "
+                        f"optimizer's {type(part).__name__} has {sorted(part.state_dict())}: "
+                        f"construct it with the same kind of {name} before loading"
+                    )
+        super().load_state_dict(state_dict)
+        for ours, group in zip(kept, self.param_groups, strict=True):
+            for name, part in ours.items():
+                part.load_state_dict(group[name])
+                group[name] = part
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._forget()
+
+    def _forget(self) -> None:
+        """What is not part of the state: the open step, names, and what was last reported."""
+        self._pending = []
+        self._names = {}
+        self._quotient = math.nan
+        self._bound = NecessaryBound()
+        self._warned = False
+
+
+def _check_options(group: dict[str, Any]) -> None:
+    """The rules for a group's numbers."""
+    if not 0 <= float(group["lr"]) <= 1:
+        raise ValueError(
+            f"lr is δt, a fraction of the velocity, and must lie between 0 and 1; got {group['lr']}"
+        )
+    if not 0 <= group["weight_decay"] < math.inf:
+        raise ValueError(
+            f"weight_decay is the precision of a prior and cannot be negative; "
+            f"got {group['weight_decay']}"
+        )
+
+
+def _check_parameters(parameters: list[Tensor]) -> None:
+    for p in parameters:
+        if not p.is_floating_point():
+            raise TypeError(
+                f"TANGO needs real floating-point parameters; got {p.dtype}. Store a complex "
+                "parameter as its real view (torch.view_as_real)."
+            )

@@ -1,0 +1,109 @@
+"""How far a velocity is from the damped natural gradient: exactness that can be measured.
+
+At frozen θ the mean of TANGO's velocity solves ``(1-δt) F v + (δt/γ) C⁻¹ v = g``. The relative
+residual of this equation over data tells how exact the velocity is now.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from tangograd.likelihoods import Likelihood
+from tangograd.measurement import pull_back
+from tangograd.preconditioners import Preconditioner
+from tangograd.tangents import Session
+from tangograd.vectors import dot
+
+
+class Equation(NamedTuple):
+    """The equation of one parameter group.
+
+    Attributes:
+        params: θ.
+        v: the velocity.
+        C: the preconditioner.
+        keep: ``1-δt``.
+        damping: ``δt/γ``.
+        prior: λ of the Gaussian prior.
+    """
+
+    params: list[Tensor]
+    v: list[Tensor]
+    C: Preconditioner
+    keep: float
+    damping: float
+    prior: float
+
+
+def relative_residual(
+    equations: Sequence[Equation],
+    session: Callable[[], AbstractContextManager[Session]],
+    model: Callable[[Any], Tensor],
+    likelihood: Likelihood,
+    batches: Iterable[Sequence[Any]],
+) -> float:
+    """``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, over all batches.
+
+    Args:
+        equations: one a parameter group.
+        session: opens a forward pass whose tangents are ``(1-δt) v``.
+        model: maps inputs to outputs; its buffers are restored.
+        likelihood: used through a copy, so that its random state does not move.
+        batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
+    """
+    likelihood = deepcopy(likelihood)
+    params = [p for equation in equations for p in equation.params]
+    g = [torch.zeros_like(p) for p in params]
+    Fv = [torch.zeros_like(p) for p in params]
+    W = 0.0
+    with _as_it_was(model):
+        for inputs, *targets in batches:
+            with session() as forward:
+                likelihood(model(inputs), *targets)
+            (term,) = forward.terms
+            W += term.total_weight
+            for total, cotangent in ((g, term.gradient), (Fv, term.product)):
+                pulled = pull_back([term.outputs], params, [cotangent])
+                torch._foreach_add_(total, pulled, alpha=term.total_weight)
+    if W == 0:
+        raise ValueError("the residual needs at least one batch")
+    residual, gradient, start = 0.0, 0.0, 0
+    with torch.no_grad():
+        for equation in equations:
+            here = slice(start, start + len(equation.params))
+            start = here.stop
+            rCr, gCg = _squared_norms(equation, [x / W for x in g[here]], [x / W for x in Fv[here]])
+            residual, gradient = residual + rCr, gradient + gCg
+    return math.sqrt(residual / gradient) if gradient > 0 else math.inf
+
+
+def _squared_norms(equation: Equation, g: list[Tensor], Fv: list[Tensor]) -> tuple[float, float]:
+    """``rᵀCr`` and ``gᵀCg`` of one group; ``Fv`` already has the factor 1-δt."""
+    params, v, C, keep, damping, prior = equation
+    g = [x + prior * p for x, p in zip(g, params, strict=True)]
+    r = [
+        x - y - prior * keep * w - damping * z
+        for x, y, w, z in zip(g, Fv, v, C.apply_inverse(v), strict=True)
+    ]
+    return float(dot(r, C.apply(r))), float(dot(g, C.apply(g)))
+
+
+@contextmanager
+def _as_it_was(model: Callable[[Any], Tensor]) -> Iterator[None]:
+    """Restore a model's buffers and torch's random state after the block."""
+    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
+    saved = [buffer.clone() for buffer in buffers]
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in zip(buffers, saved, strict=True):
+                    buffer.copy_(before)

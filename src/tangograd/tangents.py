@@ -1,0 +1,155 @@
+"""Tangents: how the outputs come to carry ``t = J v``.
+
+The parameters become dual numbers ``θ + ε v`` for one forward pass; the outputs then carry, for
+each sample, the derivative of the model along the velocity. A parameter is given its tangent *in
+place*, under a forward-AD level, so that nothing in the model is swapped or wrapped: closing the
+level removes every tangent, whatever happened in between. Values, version counters and gradients
+stay as they were.
+
+A :class:`Session` is one such forward pass. Likelihoods find it with :func:`active`, read the
+tangent of their outputs, and leave a :class:`Term` in it: what their backward will send, and what
+the optimizer wants to know of the curvature.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import cache
+
+import torch
+from torch import Tensor
+from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+
+@dataclass
+class Term:
+    """What one evaluation of a likelihood contributes to the bracket ``g - F̂ v``.
+
+    All tensors live in output space, flattened to one row a sample.
+
+    Attributes:
+        outputs: ``z``, shape ``(B, *event)``, with its autograd graph.
+        gradient: cotangent of the loss, ``w_i s_i``; its pull-back is ``g``.
+        product: cotangent of ``F̂ v``; its pull-back is ``F̂ v``.
+        curvature: ``vᵀ F̂ v``, a scalar.
+        total_weight: ``W = Σ w_i`` (the number of samples when they have no weights).
+        effective_samples: ``W² / Σ w_i²`` independent terms in F̂ (1 for a rank-one F̂).
+        rows: how many different pseudo-gradients there are to draw.
+        draw: gives the output cotangent of one pseudo-gradient and its weight, for a position
+            in [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
+        after_step: called once the step has been taken.
+    """
+
+    outputs: Tensor
+    gradient: Tensor
+    product: Tensor
+    curvature: Tensor
+    total_weight: float
+    effective_samples: float
+    rows: int
+    draw: Callable[[float], tuple[Tensor, float]]
+    after_step: Callable[[], None]
+
+
+@dataclass
+class Session:
+    """One forward pass with dual parameters.
+
+    Attributes:
+        scale: the factor (1-δt_{k-1}) still to be applied to the outputs' tangents.
+        terms: what the likelihoods evaluated inside have left.
+    """
+
+    scale: float
+    terms: list[Term] = field(default_factory=list)
+
+    def unpack(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """Split dual outputs into ``z`` and ``t = (1-δt_{k-1}) J v``, or say why there is no t."""
+        z, t = forward_ad.unpack_dual(outputs)
+        if t is None:
+            raise RuntimeError(
+                "the outputs carry no tangent, so F̂v is unknown and the step would be plain SGD. "
+                "Compute them from the optimizer's parameters inside the `tangents` block, with "
+                "nothing in between that cuts derivatives (detach, .data, NumPy, no parameter "
+                "used at all)."
+            )
+        return z, t.detach() * self.scale
+
+
+_active: Session | None = None
+
+
+def active() -> Session | None:
+    """The session that is open now, or ``None`` outside ``optimizer.tangents``."""
+    return _active
+
+
+@contextmanager
+def dual_parameters(
+    parameters: Sequence[Tensor], tangents: Sequence[Tensor], scale: float
+) -> Iterator[Session]:
+    """Give each parameter its tangent for the length of the block.
+
+    Args:
+        parameters: leaf tensors; they are left exactly as they were, also after an exception.
+        tangents: one tensor a parameter, of its shape; ``scale`` times it is the tangent meant.
+        scale: a factor common to all, applied to the outputs' tangents instead.
+
+    Example:
+        >>> import torch
+        >>> p = torch.tensor([1.0, 2.0], requires_grad=True)
+        >>> with dual_parameters([p], [torch.tensor([3.0, 4.0])], scale=0.5) as session:
+        ...     z, t = session.unpack(p**2)
+        >>> t
+        tensor([3., 8.])
+    """
+    global _active
+    if _active is not None:
+        raise RuntimeError(
+            "`tangents` blocks cannot be nested: leave the first one before entering another "
+            "(for several losses, evaluate them in one block and add them)."
+        )
+    _load_formulas()
+    with forward_ad.dual_level():
+        with torch.no_grad():
+            for p, v in zip(parameters, tangents, strict=True):
+                with _unsafe_preserve_version_counter(p):
+                    p.copy_(forward_ad.make_dual(p.detach(), v))
+        _active = session = Session(scale)
+        try:
+            yield session
+        except NotImplementedError as error:
+            operation = _operation_without_formula(error)
+            if operation is None:
+                raise
+            raise NotImplementedError(
+                f"{operation} has no forward-mode derivative in this PyTorch, and TANGO needs one "
+                "to carry its tangents. Ways out: for attention, run the model under "
+                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a float32 LSTM, under "
+                "torch.backends.mkldnn.flags(enabled=False); for a custom autograd.Function, "
+                "give it a `jvp`; otherwise write the operation with differentiable ones."
+            ) from error
+        finally:
+            _active = None
+
+
+@cache
+def _load_formulas() -> None:
+    """Load torch's forward-mode formulas; a deprecation warning of theirs is not the user's."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        with forward_ad.dual_level():
+            forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
+
+
+def _operation_without_formula(error: NotImplementedError) -> str | None:
+    """The operation that PyTorch's forward-AD error complains of, if it is one."""
+    found = re.search(r"forward AD with (\S+)", str(error))
+    if found:
+        return found[1]
+    return "a custom autograd.Function without `jvp`" if "jvp" in str(error) else None

@@ -1,0 +1,37 @@
+"""Lists of tensors seen as one vector."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+
+def flatten(tensors: Sequence[Tensor]) -> Tensor:
+    """All elements in order, as one vector.
+
+    >>> flatten([torch.tensor([[1.0, 2.0]]), torch.tensor(3.0)])
+    tensor([1., 2., 3.])
+    """
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """The inverse of :func:`flatten`: pieces of ``vector`` with the shapes of ``like``.
+
+    >>> unflatten(torch.tensor([1.0, 2.0, 3.0]), [torch.zeros(1, 2), torch.zeros(())])
+    [tensor([[1., 2.]]), tensor(3.)]
+    """
+    pieces = vector.split([tensor.numel() for tensor in like])
+    return [piece.reshape(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
+
+
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    """The inner product of two lists of tensors, a scalar.
+
+    >>> dot([torch.ones(2), torch.tensor(2.0)], [torch.ones(2), torch.tensor(5.0)])
+    tensor(12.)
+    """
+    products = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(a, b, strict=True)]
+    return torch.stack(products).sum() if products else torch.zeros(())
