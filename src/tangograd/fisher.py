@@ -57,12 +57,14 @@ class FisherEstimate(NamedTuple):
         factor: ``(s̃, w, position) -> (cotangent, weight)`` of one of the vectors whose outer
             products make F̂ up, for a position in [0, 1) along the batch.
         rank_one: F̂ is a single outer product, so that batching adds no independent terms.
+        closed_form: F̂ has no noise from ỹ: it is an average over all pseudo-samples.
     """
 
     pseudo_scores: Callable[[OutputFamily, Tensor, Tensor], Tensor]
     product: Callable[[OutputFamily, Tensor, Tensor, PseudoScores, Tensor], Tensor]
     factor: Callable[[Tensor, Tensor, float], tuple[Tensor, float]]
-    rank_one: bool
+    rank_one: bool = False
+    closed_form: bool = False
 
 
 def _scores_from_model(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:
@@ -115,12 +117,12 @@ def _whole_batch(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, f
 
 
 ESTIMATES: dict[str, FisherEstimate] = {
-    "expected": FisherEstimate(_scores_from_model, _closed_form, _one_row, rank_one=False),
-    "sampled": FisherEstimate(_scores_from_model, _outer_products, _one_row, rank_one=False),
+    "expected": FisherEstimate(_scores_from_model, _closed_form, _one_row, closed_form=True),
+    "sampled": FisherEstimate(_scores_from_model, _outer_products, _one_row),
     "minibatch": FisherEstimate(
         _scores_from_model, _one_outer_product, _whole_batch, rank_one=True
     ),
-    "empirical": FisherEstimate(_scores_from_data, _outer_products, _one_row, rank_one=False),
+    "empirical": FisherEstimate(_scores_from_data, _outer_products, _one_row),
 }
 
 

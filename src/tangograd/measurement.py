@@ -5,6 +5,10 @@ necessary bound wants products of pairs of them. They are pulled back one at a t
 graph of the forward pass, for one or two samples of the batch: exact for any architecture, any
 preconditioner and samples that interact (batch normalisation), at the cost of a backward pass each.
 Over the steps, the positions sweep the batch evenly.
+
+Alternatives: norms from layers' activations and their cotangents give the whole batch for about
+the same cost, but only for linear and convolution layers, and in no metric but a diagonal one;
+``vmap`` over per-sample gradients needs to re-run the model sample by sample.
 """
 
 from __future__ import annotations
@@ -34,6 +38,7 @@ class Measurement:
         samples: the number of independent terms in F̂.
         grams: ``(groups, n, n)``, the products ``g̃_iᵀ C g̃_j`` of n pseudo-gradients.
         weights: ``(n,)``, their relative weights.
+        sample: ``(n,)``, which of the looked-at samples each belongs to.
         after_step: callbacks of the likelihoods.
     """
 
@@ -42,23 +47,29 @@ class Measurement:
     samples: float
     grams: Tensor
     weights: Tensor
+    sample: Tensor
     after_step: list[Callable[[], None]]
 
 
-def measure(terms: Sequence[Term], groups: Sequence[Group], draws: int, step: int) -> Measurement:
-    """Measure a batch, with at most ``draws`` pseudo-gradients.
+def measure(
+    terms: Sequence[Term], groups: Sequence[Group], *, step: int, samples: int
+) -> Measurement:
+    """Measure a batch, with pseudo-gradients of ``samples`` of its samples: 0, 1 or 2.
 
-    Several terms in one block are independent outputs of one model: their curvatures and their
-    pseudo-gradients add up.
+    With two, all products are there that the necessary bound needs. Several terms in one block are
+    independent outputs of one model: their curvatures and their pseudo-gradients add up.
     """
     outputs = [term.outputs for term in terms]
-    draws = min(draws, *(term.rows for term in terms))
     if not all(z.requires_grad for z in outputs):
-        draws = 0
+        samples = 0
+    copies = min(term.copies for term in terms) if samples == 2 else 1
+    samples = min(samples, *(term.rows for term in terms))
+    plan = [(i, copy) for i in range(samples) for copy in range(1 if i else copies)]
     parameters = [p for group, _ in groups for p in group]
     pulled, weights = [], []
-    for i in range(draws):
-        drawn = [term.draw((step * _GOLDEN + i / draws) % 1) for term in terms]
+    for i, copy in plan:
+        position = (step * _GOLDEN + i / 2) % 1
+        drawn = [term.draw(position, copy) for term in terms]
         pulled.append(pull_back(outputs, parameters, [cotangent for cotangent, _ in drawn]))
         weights.append(drawn[0][1])
     return Measurement(
@@ -67,6 +78,7 @@ def measure(terms: Sequence[Term], groups: Sequence[Group], draws: int, step: in
         samples=terms[0].effective_samples,
         grams=_grams(pulled, groups),
         weights=torch.tensor(weights, dtype=torch.float64),
+        sample=torch.tensor([i for i, _ in plan]),
         after_step=[term.after_step for term in terms],
     )
 

@@ -184,7 +184,7 @@ class TANGO(Optimizer):
             )
         groups = [(group["params"], group["preconditioner"]) for group in self.param_groups]
         step = self.param_groups[0]["steps"]
-        self._pending.append(measure(session.terms, groups, self._draws(step), step))
+        self._pending.append(measure(session.terms, groups, step=step, samples=self._looks(step)))
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
         """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
@@ -241,11 +241,11 @@ class TANGO(Optimizer):
                     tangents.append(v if own == scale else v * (own / scale))
         return dual_parameters(parameters, tangents, scale)
 
-    def _draws(self, step: int) -> int:
-        """How many pseudo-gradients to look at in this step.
+    def _looks(self, step: int) -> int:
+        """Of how many samples to look at pseudo-gradients in this step.
 
-        A pair, for the necessary bound, in the first steps and then now and then; otherwise one
-        when a γ rule asks for it and none when γ is a number.
+        Two, for the necessary bound, in the first steps and then now and then; otherwise one when a
+        γ rule asks for it, and none when γ is a number.
         """
         if step < NecessaryBound.ENOUGH or step % 100 == 0:
             return 2
@@ -358,13 +358,13 @@ class TANGO(Optimizer):
                 rule.update(squared[shared].sum(0), measured.weights)
             values = torch.tensor([rule.value for rule in rules], dtype=torch.float64)
             gram = (values[:, None, None] * measured.grams).sum(0)
-            self._bound.update(gram, measured.weights, self._samples())
+            self._bound.update(gram, measured.weights, measured.sample, self._samples())
         if self._bound.excess > 1 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"gamma is about {self._bound.excess:.2g} times the largest value that can be "
-                "stable: past it the velocity's second moment grows without bound. Lower gamma, "
-                'or use gamma="max".',
+                f"gamma is about {self._bound.excess:.2g} times the bound that is necessary for "
+                "TANGO to be proved convergent (past twice the bound the velocity diverges): "
+                'lower gamma, or use gamma="max".',
                 RuntimeWarning,
                 stacklevel=4,
             )

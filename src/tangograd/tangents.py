@@ -39,9 +39,11 @@ class Term:
         curvature: ``vᵀ F̂ v``, a scalar.
         total_weight: ``W = Σ w_i`` (the number of samples when they have no weights).
         effective_samples: ``W² / Σ w_i²`` independent terms in F̂ (1 for a rank-one F̂).
-        rows: how many different pseudo-gradients there are to draw.
-        draw: gives the output cotangent of one pseudo-gradient and its weight, for a position
-            in [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
+        rows: how many samples there are to draw a pseudo-gradient of (1 for a rank-one F̂).
+        copies: how many independent ones a sample has: 2 if F̂ averages over ỹ, 1 if it has just
+            the ỹ that it drew.
+        draw: ``(position, copy) -> (cotangent, weight)`` of a pseudo-gradient, for a position in
+            [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
         after_step: called once the step has been taken.
     """
 
@@ -52,7 +54,8 @@ class Term:
     total_weight: float
     effective_samples: float
     rows: int
-    draw: Callable[[float], tuple[Tensor, float]]
+    copies: int
+    draw: Callable[[float, int], tuple[Tensor, float]]
     after_step: Callable[[], None]
 
 

@@ -105,8 +105,13 @@ class Likelihood(nn.Module, ABC):
         plain = z.detach()
         estimate = ESTIMATES[self.fisher]
         s = self.score(plain, y)
-        s_tilde = cache(lambda: estimate.pseudo_scores(self, plain, s))
-        product = estimate.product(self, plain, t, s_tilde, w)
+
+        @cache
+        def s_tilde(copy: int) -> Tensor:
+            del copy  # each has draws of its own
+            return estimate.pseudo_scores(self, plain, s)
+
+        product = estimate.product(self, plain, t, lambda: s_tilde(0), w)
         return tangents.Term(
             outputs=z,
             gradient=rows(w, s) * s,
@@ -115,7 +120,8 @@ class Likelihood(nn.Module, ABC):
             total_weight=float(W),
             effective_samples=1.0 if estimate.rank_one else 1.0 / float(w.square().sum()),
             rows=1 if estimate.rank_one else len(w),
-            draw=lambda position: estimate.factor(s_tilde(), w, position),
+            copies=2 if estimate.closed_form else 1,
+            draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
             after_step=self._after_step,
         )
 
@@ -221,6 +227,11 @@ class _LossWithCotangent(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+        if tangents.active() is not None:
+            raise RuntimeError(
+                "call loss.backward() after the `tangents` block, not inside it: there the "
+                "parameters are dual numbers, and torch would differentiate their tangents too"
+            )
         (cotangent,) = ctx.saved_tensors
         return grad_outputs[0] * cotangent, None, None
 

@@ -31,7 +31,7 @@ class Gaussian(Elementwise):
     """
 
     domain = "finite numbers"
-    variance: Tensor
+    variance: Tensor | float
     steps: Tensor
 
     def __init__(
@@ -44,8 +44,11 @@ class Gaussian(Elementwise):
             raise ValueError(f'variance is a number or "tracked"; got {variance!r}')
         if not (0 < initial < math.inf):
             raise ValueError(f"variance must be positive and finite; got {variance}")
-        self.register_buffer("variance", torch.tensor(initial))
-        self.register_buffer("steps", torch.tensor(0))
+        if self.tracked:
+            self.register_buffer("variance", torch.tensor(initial))
+            self.register_buffer("steps", torch.tensor(0))
+        else:
+            self.variance = initial
         self._seen = (0.0, 0.0)  # Σ w_i · square error, Σ w_i since the last step
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
@@ -68,7 +71,7 @@ class Gaussian(Elementwise):
         return y.isfinite()
 
     def _variance(self, like: Tensor) -> Tensor:
-        return self.variance.to(like)
+        return like.new_tensor(float(self.variance))
 
     def _before_loss(self, z: Tensor, y: Tensor, w: Tensor) -> None:
         if not self.tracked:
@@ -89,6 +92,7 @@ class Gaussian(Elementwise):
 
     def _set_variance(self, value: float) -> None:
         if math.isfinite(value):
+            assert isinstance(self.variance, Tensor)
             self.variance.fill_(max(value, torch.finfo(self.variance.dtype).tiny))
 
 
