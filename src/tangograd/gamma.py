@@ -52,6 +52,9 @@ class GammaRule(ABC):
     def value(self) -> float:
         """γ now; 0 as long as every pseudo-gradient seen was zero."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.value:.3g})"
+
     def state_dict(self) -> dict[str, float]:
         """The statistics, as plain numbers."""
         return {name: getattr(self, name) for name in self.statistics}

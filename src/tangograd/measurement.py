@@ -25,7 +25,7 @@ from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
 
-_GOLDEN = (5**0.5 - 1) / 2
+_GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1  # multiples of both fill the unit square evenly
 
 
 @dataclass
@@ -63,13 +63,14 @@ def measure(
     if not all(z.requires_grad for z in outputs):
         samples = 0
     copies = min(term.copies for term in terms) if samples == 2 else 1
-    samples = min(samples, *(term.rows for term in terms))
+    rows = min(term.rows for term in terms)
+    samples = min(samples, rows)
     plan = [(i, copy) for i in range(samples) for copy in range(1 if i else copies)]
     parameters = [p for group, _ in groups for p in group]
+    positions = _positions(step, rows)
     pulled, weights = [], []
     for i, copy in plan:
-        position = (step * _GOLDEN + i / 2) % 1
-        drawn = [term.draw(position, copy) for term in terms]
+        drawn = [term.draw(positions[i], copy) for term in terms]
         pulled.append(pull_back(outputs, parameters, [cotangent for cotangent, _ in drawn]))
         weights.append(drawn[0][1])
     return Measurement(
@@ -81,6 +82,17 @@ def measure(
         sample=torch.tensor([i for i, _ in plan]),
         after_step=[term.after_step for term in terms],
     )
+
+
+def _positions(step: int, rows: int) -> tuple[float, float]:
+    """Two places in [0, 1), at different rows; over the steps they sweep all rows, and all pairs.
+
+    >>> [[int(10 * position) for position in _positions(step, 10)] for step in range(4)]
+    [[0, 1], [6, 0], [2, 0], [8, 1]]
+    """
+    first = step * _GOLDEN % 1
+    apart = 1 + int(step * _SILVER % 1 * (rows - 1))
+    return first, (first + apart / rows) % 1
 
 
 def pull_back(

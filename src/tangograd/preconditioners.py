@@ -30,6 +30,9 @@ class Preconditioner(ABC):
     def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
         """``C⁻¹ x``."""
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}()"
+
     def check(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to check
         """Raise ``ValueError`` when this C cannot act on a group of such parameters."""
 

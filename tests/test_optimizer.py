@@ -1,0 +1,481 @@
+"""TANGO as a citizen of torch.optim: options, groups, schedulers, saving, copying, errors."""
+
+import io
+import math
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import lr_scheduler
+
+from tangograd import TANGO, Categorical, Gaussian
+from tangograd.gamma import FourthMoment, Kurtosis, RunningMax
+from tangograd.preconditioners import Dense, Diagonal, Preconditioner
+from tangograd.reference import fisher_matrix
+
+from .cases import TiedEmbedding, mlp, problem
+from .test_tangents import same, snapshot
+
+
+def train(model, optimizer, likelihood, batches, scheduler=None):
+    for x, y in batches:
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+        if scheduler is not None:
+            scheduler.step(*([loss.item()] if needs_a_metric(scheduler) else []))
+
+
+def needs_a_metric(scheduler):
+    return isinstance(scheduler, lr_scheduler.ReduceLROnPlateau)
+
+
+def batches(n, rows=5, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return [
+        (
+            torch.randn(rows, 3, generator=generator),
+            torch.randint(4, (rows,), generator=generator),
+        )
+        for _ in range(n)
+    ]
+
+
+BAD_OPTIONS = [
+    ({"lr": -0.1}, "between 0 and 1; got -0.1"),
+    ({"lr": 1.5}, "between 0 and 1; got 1.5"),
+    ({"lr": math.nan}, "between 0 and 1; got nan"),
+    ({"gamma": 0.0}, "gamma must be positive and finite; got 0.0"),
+    ({"gamma": -1.0}, "gamma must be positive"),
+    ({"gamma": math.inf}, "gamma must be positive and finite"),
+    ({"gamma": "fast"}, r"one of \['gaussian', 'max'\]; got 'fast'"),
+    ({"preconditioner": "kfac"}, "preconditioner is None or an object"),
+    ({"preconditioner": torch.eye(2)}, "preconditioner is None or an object"),
+    ({"preconditioner": Diagonal([torch.ones(2)])}, "give each group its own"),
+    ({"preconditioner": Dense(torch.eye(2))}, "side 2 for a group of 44 elements"),
+    ({"weight_decay": -1.0}, "weight_decay"),
+]
+
+
+@pytest.mark.parametrize(("options", "message"), BAD_OPTIONS)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        TANGO(mlp().parameters(), **options)
+    model = mlp()
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    extra = [p.detach().clone().requires_grad_() for p in mlp().parameters()]
+    with pytest.raises(ValueError, match=message):
+        optimizer.add_param_group({"params": extra, **options})
+    assert len(optimizer.param_groups) == 1
+
+
+def test_complex_parameters_are_refused():
+    with pytest.raises(TypeError, match="view_as_real"):
+        TANGO([torch.zeros(2, dtype=torch.complex128, requires_grad=True)])
+
+
+def test_the_defaults_train():
+    model = mlp()
+    data = batches(30)
+    optimizer = TANGO(model.parameters())
+    likelihood = Categorical()
+    train(model, optimizer, likelihood, data[:1] * 300)
+    assert optimizer.param_groups[0]["lr"] == 0.1
+    assert isinstance(optimizer.param_groups[0]["gamma"], RunningMax)
+    x, y = data[0]
+    assert likelihood(model(x), y) < 0.5 * math.log(4)
+
+
+SCHEDULERS = {
+    "lambda": lambda o: lr_scheduler.LambdaLR(o, lambda k: 1 / (k + 1)),
+    "multiplicative": lambda o: lr_scheduler.MultiplicativeLR(o, lambda _: 0.9),
+    "step": lambda o: lr_scheduler.StepLR(o, 3),
+    "multistep": lambda o: lr_scheduler.MultiStepLR(o, [2, 5]),
+    "constant": lambda o: lr_scheduler.ConstantLR(o, 0.5, 3),
+    "linear to 0": lambda o: lr_scheduler.LinearLR(o, 1.0, 0.0, 6),
+    "exponential": lambda o: lr_scheduler.ExponentialLR(o, 0.8),
+    "polynomial to 0": lambda o: lr_scheduler.PolynomialLR(o, 6),
+    "cosine to 0": lambda o: lr_scheduler.CosineAnnealingLR(o, 6),
+    "warm restarts": lambda o: lr_scheduler.CosineAnnealingWarmRestarts(o, 3),
+    "one cycle": lambda o: lr_scheduler.OneCycleLR(o, 0.9, 10, cycle_momentum=False),
+    "cyclic": lambda o: lr_scheduler.CyclicLR(o, 0.1, 0.9, 2, cycle_momentum=False),
+    "plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=0),
+    "sequential": lambda o: lr_scheduler.SequentialLR(
+        o, [lr_scheduler.LinearLR(o, 0.1, 1.0, 3), lr_scheduler.CosineAnnealingLR(o, 5)], [3]
+    ),
+    "chained": lambda o: lr_scheduler.ChainedScheduler(
+        [lr_scheduler.ExponentialLR(o, 0.9), lr_scheduler.StepLR(o, 4)]
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:The epoch parameter in `scheduler.step")
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_drive_dt(name):
+    """Each step uses δt_k for θ and δt_{k-1} for v: checked against the equations."""
+    model = nn.Linear(3, 4)
+    likelihood = Categorical()
+    optimizer = TANGO(model.parameters(), lr=0.5, gamma=0.1)
+    scheduler = SCHEDULERS[name](optimizer)
+    seen, previous = [], 0.5
+    for batch in batches(8):
+        rate = float(optimizer.param_groups[0]["lr"])
+        theta = model.weight.detach().clone()
+        v = optimizer.state.get(model.weight, {}).get("velocity", torch.zeros_like(theta)).clone()
+        train(model, optimizer, likelihood, [batch], scheduler)
+        expected = (1 - previous) * v + 0.1 * model.weight.grad
+        torch.testing.assert_close(optimizer.state[model.weight]["velocity"], expected)
+        torch.testing.assert_close(model.weight.detach(), theta - rate * expected)
+        seen.append(rate)
+        previous = rate
+    assert len(set(seen)) > 1
+    if "to 0" in name:
+        assert min(seen) == pytest.approx(0, abs=1e-12)
+
+
+def test_at_rate_zero_theta_rests_and_v_settles():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    before = [p.detach().clone() for p in model.parameters()]
+    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1)
+    train(model, optimizer, likelihood, [(x, y)] * 5)
+    assert all(p.equal(q) for p, q in zip(model.parameters(), before, strict=True))
+    assert optimizer.state[model[0].weight]["velocity"].abs().max() > 0
+
+
+@pytest.mark.parametrize("lr", [1.2, -0.1])
+def test_a_rate_that_leaves_its_range_later(lr):
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    train(model, optimizer, likelihood, [(x, y)])
+    optimizer.param_groups[0]["lr"] = lr
+    optimizer.zero_grad()
+    with optimizer.tangents(model):
+        loss = likelihood(model(x), y)
+    loss.backward()
+    before = snapshot(model, optimizer)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)
+
+
+def test_groups_have_their_own_options():
+    model = mlp()
+    scale = Diagonal([torch.full((4, 5), 2.0), torch.full((4,), 3.0)])
+    optimizer = TANGO(
+        [
+            {"params": model[0].parameters(), "lr": 0.2, "gamma": 0.3},
+            {"params": model[2].parameters(), "preconditioner": scale, "weight_decay": 0.1},
+        ],
+        lr=0.4,
+        gamma=0.05,
+    )
+    theta = [p.detach().clone() for p in model.parameters()]
+    train(model, optimizer, Categorical(), batches(1))
+    first, last = model[0].weight, model[2].weight
+    torch.testing.assert_close(first.detach(), theta[0] - 0.2 * 0.3 * first.grad)
+    torch.testing.assert_close(
+        last.detach(), theta[2] - 0.4 * 0.05 * 2.0 * (last.grad + 0.1 * theta[2])
+    )
+    known = optimizer.diagnostics()
+    assert known["gamma"] == 0.3
+    assert known["gamma_1"] == 0.05
+    assert known["damping"] == pytest.approx(0.2 / 0.3)
+    assert known["damping_1"] == pytest.approx(0.4 / 0.05)
+
+
+def test_gamma_may_be_set_by_hand():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1)
+    optimizer.param_groups[0]["gamma"] = 0.025
+    theta = model[0].weight.detach().clone()
+    train(model, optimizer, likelihood, [(x, y)])
+    torch.testing.assert_close(model[0].weight.detach(), theta - 0.025 * model[0].weight.grad)
+
+
+def test_add_param_group_starts_at_velocity_zero():
+    model = mlp()
+    model[2].requires_grad_(False)
+    optimizer = TANGO(model[0].parameters(), lr=0.5, gamma=0.1)
+    data = batches(4)
+    likelihood = Categorical()
+    train(model, optimizer, likelihood, data[:3])
+    model[2].requires_grad_(True)
+    optimizer.add_param_group({"params": model[2].parameters()})
+    theta = model[2].weight.detach().clone()
+    train(model, optimizer, likelihood, data[3:])
+    torch.testing.assert_close(model[2].weight.detach(), theta - 0.5 * 0.1 * model[2].weight.grad)
+
+
+def test_tied_weights_have_one_velocity():
+    model = TiedEmbedding()
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    tokens = torch.randint(4, (2, 3))
+    train(model, optimizer, Categorical(), [(tokens, tokens.roll(-1, 1))])
+    assert model.output.weight is model.embedding.weight
+    assert len(optimizer.state) == 4  # embedding = output weight, output bias, hidden weight, bias
+
+
+def test_a_parameter_without_a_gradient_coasts():
+    theta, idle = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
+    optimizer = TANGO([theta, idle], lr=0.5, gamma=0.1)
+    optimizer.state[idle]["velocity"] = torch.ones(1)
+    with optimizer.tangents():
+        loss = Gaussian()(theta.expand(3, 2), torch.ones(3, 2))
+    loss.backward()
+    optimizer.step()
+    assert idle.grad is None
+    torch.testing.assert_close(optimizer.state[idle]["velocity"], torch.tensor([0.5]))
+    torch.testing.assert_close(idle.detach(), torch.tensor([-0.25]))
+
+
+def test_closures():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    twin = deepcopy(model)
+    optimizer, other = TANGO(model.parameters(), gamma=0.1), TANGO(twin.parameters(), gamma=0.1)
+
+    def closure():
+        optimizer.zero_grad()
+        loss = optimizer.evaluate(model, lambda: likelihood(model(x), y))
+        loss.backward()
+        return loss
+
+    expected = likelihood(model(x), y).item()
+    assert optimizer.step(closure).item() == pytest.approx(expected)
+    train(twin, other, likelihood, [(x, y)])
+    assert all(p.equal(q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+@pytest.mark.parametrize("order", ["before the block", "after the block"])
+def test_zero_grad_may_come_before_or_after_the_forward_pass(order):
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    for _ in range(2):
+        if order == "before the block":
+            optimizer.zero_grad(set_to_none=False)
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        if order == "after the block":
+            optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+
+
+def test_hooks():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    called = []
+    optimizer.register_step_pre_hook(lambda *_: called.append("pre"))
+    optimizer.register_step_post_hook(lambda *_: called.append("post"))
+    optimizer.register_state_dict_pre_hook(lambda _: called.append("saving"))
+    optimizer.register_state_dict_post_hook(lambda _, d: d | {"mine": 1})
+    optimizer.register_load_state_dict_pre_hook(lambda *_: called.append("loading"))
+    optimizer.register_load_state_dict_post_hook(lambda _: called.append("loaded"))
+    train(model, optimizer, likelihood, [(x, y)])
+    saved = optimizer.state_dict()
+    assert saved.pop("mine") == 1
+    optimizer.load_state_dict(saved)
+    assert called == ["pre", "post", "saving", "loading", "loaded"]
+
+
+class Halving(Preconditioner):
+    """A user's own C, with a state."""
+
+    def __init__(self):
+        self.factor = torch.tensor(0.5)
+
+    def apply(self, tensors):
+        return [self.factor * x for x in tensors]
+
+    def apply_inverse(self, tensors):
+        return [x / self.factor for x in tensors]
+
+    def state_dict(self):
+        return {"factor": self.factor}
+
+    def load_state_dict(self, state):
+        self.factor = state["factor"]
+
+
+RULES = {
+    "number": lambda: 0.1,
+    "max": lambda: "max",
+    "gaussian": lambda: "gaussian",
+    "kurtosis": lambda: Kurtosis(9.0),
+    "fourth moment": lambda: FourthMoment(0.01),
+}
+
+
+@pytest.mark.parametrize("fisher", ["expected", "sampled", "minibatch", "empirical"])
+@pytest.mark.parametrize("gamma", RULES)
+def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(gamma, fisher):
+    data = batches(24)
+
+    def build():
+        torch.manual_seed(7)
+        model = mlp()
+        groups = [
+            {"params": model[0].parameters(), "preconditioner": Halving()},
+            {"params": model[2].parameters(), "lr": 0.3},
+        ]
+        optimizer = TANGO(groups, lr=0.1, gamma=RULES[gamma](), weight_decay=0.01)
+        scheduler = lr_scheduler.ExponentialLR(optimizer, 0.95)
+        return model, optimizer, Categorical(fisher=fisher), scheduler
+
+    model, optimizer, likelihood, scheduler = build()
+    train(model, optimizer, likelihood, data[:11], scheduler)
+    file = io.BytesIO()
+    torch.save([m.state_dict() for m in (model, optimizer, likelihood, scheduler)], file)
+    train(model, optimizer, likelihood, data[11:], scheduler)
+
+    file.seek(0)
+    parts = build()
+    for part, saved in zip(parts, torch.load(file, weights_only=True), strict=True):
+        part.load_state_dict(saved)
+    train(parts[0], parts[1], parts[2], data[11:], parts[3])
+    for p, q in zip(model.parameters(), parts[0].parameters(), strict=True):
+        assert p.equal(q)
+        assert optimizer.state[p]["velocity"].equal(parts[1].state[q]["velocity"])
+    assert same(optimizer.state_dict(), parts[1].state_dict())
+    assert same(optimizer.diagnostics(), parts[1].diagnostics())
+
+
+def only_tensors_and_numbers(value):
+    if isinstance(value, dict):
+        return all(map(only_tensors_and_numbers, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(only_tensors_and_numbers, value))
+    return isinstance(value, torch.Tensor | int | float)
+
+
+def test_state_dict_is_tensors_and_plain_numbers():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    C = Diagonal([torch.ones_like(p) for p in model.parameters()])
+    optimizer = TANGO(model.parameters(), preconditioner=C)
+    train(model, optimizer, likelihood, [(x, y)] * 3)
+    saved = optimizer.state_dict()
+    assert saved.keys() == {"state", "param_groups"}
+    assert only_tensors_and_numbers(saved)
+    for state, p in zip(saved["state"].values(), model.parameters(), strict=True):
+        assert list(state) == ["velocity"]  # one parameter-sized tensor
+        assert state["velocity"].shape == p.shape
+
+
+def test_loading_another_kind_of_state_is_refused_and_changes_nothing():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer, other = TANGO(model.parameters()), TANGO(model.parameters(), gamma=0.1)
+    train(model, optimizer, likelihood, [(x, y)])
+    before = deepcopy(other.state_dict())
+    with pytest.raises(ValueError, match=r"saved gamma has statistics \['largest'\].*Constant"):
+        other.load_state_dict(optimizer.state_dict())
+    assert same(other.state_dict(), before)
+
+
+def test_a_deep_copy_runs_on_its_own():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters())
+    train(model, optimizer, likelihood, [(x, y)] * 3)
+    twin, copy = deepcopy((model, optimizer))
+    train(model, optimizer, likelihood, [(x, y)] * 3)
+    assert not same(copy.state_dict(), optimizer.state_dict())
+    train(twin, copy, likelihood, [(x, y)] * 3)
+    assert same(copy.state_dict(), optimizer.state_dict())
+    assert all(p.equal(q) for p, q in zip(model.parameters(), twin.parameters(), strict=True))
+
+
+def test_step_without_tangents():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    likelihood(model(x), y).backward()
+    before = snapshot(model, optimizer)
+    with pytest.raises(RuntimeError, match=r"tangents\(model\).*silently be SGD"):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)
+    optimizer.zero_grad()
+    train(model, optimizer, likelihood, [(x, y)])
+    with pytest.raises(RuntimeError, match="since the last step"):
+        optimizer.step()
+
+
+def test_step_without_backward():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with optimizer.tangents(model):
+        likelihood(model(x), y)
+    with pytest.raises(RuntimeError, match="backward"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_is_not_finite(value):
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters())
+    train(model, optimizer, likelihood, [(x, y)] * 2)
+    with optimizer.tangents(model):
+        loss = likelihood(model(x), y)
+    loss.backward()
+    model[2].bias.grad[1] = value
+    before = snapshot(model, optimizer)
+    with pytest.raises(FloatingPointError, match="'2.bias' is not finite"):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)
+    optimizer.zero_grad()
+    train(model, optimizer, likelihood, [(x, y)])  # and it goes on
+
+
+def test_unnamed_parameters_are_counted():
+    theta = torch.zeros(2, requires_grad=True)
+    optimizer = TANGO([theta], gamma=0.1)
+    with optimizer.tangents():
+        loss = Gaussian()(theta.expand(3, 2), torch.ones(3, 2))
+    loss.backward()
+    theta.grad[0] = math.nan
+    with pytest.raises(FloatingPointError, match="number 0 of group 0"):
+        optimizer.step()
+
+
+def test_sparse_gradients_are_refused():
+    embedding = nn.Embedding(4, 4, sparse=True)
+    optimizer = TANGO(embedding.parameters(), gamma=0.1)
+    theta = embedding.weight
+    with optimizer.tangents():
+        loss = Categorical()(theta * 1.0, torch.arange(4))
+    loss.backward()
+    theta.grad = theta.grad.to_sparse()
+    with pytest.raises(RuntimeError, match="sparse=False"):
+        optimizer.step()
+
+
+def test_gradients_are_not_changed_by_the_step():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1, weight_decay=0.5)
+    with optimizer.tangents(model):
+        loss = likelihood(model(x), y)
+    loss.backward()
+    before = [p.grad.clone() for p in model.parameters()]
+    optimizer.step()
+    assert all(p.grad.equal(g) for p, g in zip(model.parameters(), before, strict=True))
+
+
+def test_diagnostics():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    C = Diagonal([torch.full_like(p, 2.0) for p in model.parameters()])
+    optimizer = TANGO(model.parameters(), lr=0.2, gamma=0.1, preconditioner=C)
+    assert all(math.isnan(value) for value in optimizer.diagnostics().values())
+    train(model, optimizer, likelihood, [(x, y)])
+    assert math.isnan(optimizer.diagnostics()["fisher_quotient"])  # v was 0
+    v = torch.cat([optimizer.state[p]["velocity"].reshape(-1) for p in model.parameters()])
+    F = fisher_matrix(likelihood, model(x), model.parameters())
+    train(model, optimizer, likelihood, [(x, y)])
+    known = optimizer.diagnostics()
+    assert known["gamma"] == 0.1
+    assert known["damping"] == pytest.approx(2.0)
+    assert known["fisher_quotient"] == pytest.approx((v @ F @ v / (v @ v / 2)).item(), rel=1e-11)
+
+
+def test_printing_shows_the_options():
+    shown = repr(TANGO(mlp().parameters(), gamma=0.1))
+    assert "gamma: Constant(0.1)" in shown
+    assert "preconditioner: Identity()" in shown
