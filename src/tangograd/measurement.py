@@ -13,6 +13,7 @@ the same cost, but only for linear and convolution layers, and in no metric but 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -35,7 +36,7 @@ class Measurement:
     Attributes:
         curvature: ``ṽᵀ F̂ ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
         weight: the samples' total weight.
-        samples: the number of independent terms in F̂.
+        samples: the number of independent terms in F̂, where pseudo-gradients were drawn.
         grams: ``(groups, n, n)``, the products ``g̃_iᵀ C g̃_j`` of n pseudo-gradients.
         weights: ``(n,)``, their relative weights.
         sample: ``(n,)``, which of the looked-at samples each belongs to.
@@ -62,8 +63,8 @@ def measure(
     outputs = [term.outputs for term in terms]
     if not all(z.requires_grad for z in outputs):
         samples = 0
-    copies = min(term.copies for term in terms) if samples == 2 else 1
-    rows = min(term.rows for term in terms)
+    rows = min(1 if term.rank_one else len(term.weights) for term in terms)
+    copies = 2 if samples == 2 and all(term.closed_form for term in terms) else 1
     samples = min(samples, rows)
     plan = [(i, copy) for i in range(samples) for copy in range(1 if i else copies)]
     parameters = [p for group, _ in groups for p in group]
@@ -74,14 +75,19 @@ def measure(
         pulled.append(pull_back(outputs, parameters, [cotangent for cotangent, _ in drawn]))
         weights.append(drawn[0][1])
     return Measurement(
-        curvature=float(torch.stack([term.curvature for term in terms]).sum()),
+        curvature=sum(float(term.curvature) for term in terms),
         weight=terms[0].total_weight,
-        samples=terms[0].effective_samples,
+        samples=_independent_terms(terms[0]) if samples else math.nan,
         grams=_grams(pulled, groups),
         weights=torch.tensor(weights, dtype=torch.float64),
         sample=torch.tensor([i for i, _ in plan]),
         after_step=[term.after_step for term in terms],
     )
+
+
+def _independent_terms(term: Term) -> float:
+    """``1 / Σ w_i²``: B for equal weights, 1 for a rank-one F̂."""
+    return 1.0 if term.rank_one else 1 / float(torch.dot(term.weights, term.weights))
 
 
 def _positions(step: int, rows: int) -> tuple[float, float]:

@@ -50,9 +50,9 @@ def tango_update(
         dt_previous: ``δt_{k-1}``, of the last step taken.
         accelerated: move by the whole velocity.
     """
-    torch._foreach_mul_(v, 1 - dt_previous)
-    torch._foreach_add_(v, preconditioned, alpha=gamma)
-    torch._foreach_add_(theta, v, alpha=-1.0 if accelerated else -dt)
+    for theta_i, v_i, C_bracket in zip(theta, v, preconditioned, strict=True):
+        v_i.mul_(1 - dt_previous).add_(C_bracket, alpha=gamma)
+        theta_i.sub_(v_i, alpha=1.0 if accelerated else dt)
 
 
 class TANGO(Optimizer):
@@ -371,8 +371,9 @@ class TANGO(Optimizer):
 
     def _samples(self) -> float:
         """Independent terms in the accumulated F̂."""
-        total = sum(m.weight for m in self._pending)
-        return float(total**2 / sum(m.weight**2 / m.samples for m in self._pending))
+        measured = [m for m in self._pending if len(m.weights)]
+        total = sum(m.weight for m in measured)
+        return float(total**2 / sum(m.weight**2 / m.samples for m in measured))
 
     # ------------------------------------------------------------------ what it knows of itself
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from functools import cache
 from typing import Any, Literal, TypedDict
@@ -10,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from tangograd import tangents
-from tangograd.fisher import ESTIMATES, row_dot, rows
+from tangograd.fisher import ESTIMATES, rows
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -84,24 +85,25 @@ class Likelihood(nn.Module, ABC):
             targets: ``y``; see the family.
             weights: ``w``, shape ``(*samples)``, non-negative; all 1 by default.
         """
-        z, y, w = self._one_row_a_sample(outputs, targets, weights)
-        W = w.sum()
         session = tangents.active()
         if session is None:
-            return torch.dot(w / W, self.log_loss(z, y))
-        z, t = session.unpack(z)
-        with torch.no_grad():
-            plain = z.detach()
-            self._before_loss(plain, y, w)
-            loss = torch.dot(w / W, self.log_loss(plain, y))
-            _require_finite_loss(loss, plain)
-            term = self._term(z, t, y, w / W, W)
-        session.terms.append(term)
-        cotangent = term.gradient - term.product
-        return _LossWithCotangent.apply(z, loss, cotangent)  # type: ignore[no-any-return]
+            z, y, w, _ = self._one_row_a_sample(outputs, targets, weights)
+            return torch.dot(w, self.log_loss(z, y))
+        with tangents.plain_torch():
+            z, y, w, W = self._one_row_a_sample(outputs, targets, weights)
+            z, t = session.unpack(z)
+            with torch.no_grad():
+                plain = z.detach()
+                self._before_loss(plain, y, w, W)
+                loss = torch.dot(w, self.log_loss(plain, y))
+                _require_finite_loss(loss, plain)
+                term = self._term(z, t, y, w, W)
+                cotangent = term.gradient - term.product
+            session.terms.append(term)
+            return _LossWithCotangent.apply(z, loss, cotangent)  # type: ignore[no-any-return]
 
-    def _term(self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: Tensor) -> tangents.Term:
-        """The bracket ``g - F̂ v`` in output space; ``w`` sums to 1."""
+    def _term(self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: float) -> tangents.Term:
+        """The bracket ``g - F̂ v`` in output space."""
         plain = z.detach()
         estimate = ESTIMATES[self.fisher]
         s = self.score(plain, y)
@@ -116,16 +118,16 @@ class Likelihood(nn.Module, ABC):
             outputs=z,
             gradient=rows(w, s) * s,
             product=product,
-            curvature=row_dot(t, product).sum(),
-            total_weight=float(W),
-            effective_samples=1.0 if estimate.rank_one else 1.0 / float(w.square().sum()),
-            rows=1 if estimate.rank_one else len(w),
-            copies=2 if estimate.closed_form else 1,
+            curvature=(t * product).sum(),
+            weights=w,
+            total_weight=W,
+            rank_one=estimate.rank_one,
+            closed_form=estimate.closed_form,
             draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
             after_step=self._after_step,
         )
 
-    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor) -> None:
+    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> None:
         """Look at a batch of training data before its loss is computed."""
 
     def _after_step(self) -> None:
@@ -133,8 +135,12 @@ class Likelihood(nn.Module, ABC):
 
     def _one_row_a_sample(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Check a batch and flatten it to rows ``z, y, w``, without the ignored samples."""
+    ) -> tuple[Tensor, Tensor, Tensor, float]:
+        """Check a batch and flatten it, without the ignored samples.
+
+        Returns:
+            Rows ``z`` and ``y``; weights ``w`` that sum to 1; and the sum ``W`` that they had.
+        """
         events = self.event_dimensions(outputs)
         leading = outputs.shape[: outputs.dim() - events]
         wanted = self._target_shape(outputs)
@@ -143,41 +149,60 @@ class Likelihood(nn.Module, ABC):
                 f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
                 f"{tuple(outputs.shape)} (no broadcasting); got {tuple(targets.shape)}"
             )
-        if weights is None:
-            w = outputs.new_ones(leading)
-        elif weights.shape != leading:
+        kept = self._counting(targets, leading, weights)
+        self._check_domain(outputs, targets, kept)
+        z, y = outputs, targets
+        if len(leading) != 1:
+            z = outputs.reshape(-1, *outputs.shape[len(leading) :])
+            y = targets.reshape(-1, *targets.shape[len(leading) :])
+        if kept is not None:
+            z, y = z[kept.reshape(-1)], y[kept.reshape(-1)]
+        W = float(len(z))
+        if weights is None and W:
+            return z, y, z.new_full((len(z),), 1 / W), W
+        if weights is not None:
+            w = weights.detach().to(z.dtype).reshape(-1)
+            w = w if kept is None else w[kept.reshape(-1)]
+            W = float(w.sum())
+        if W == 0:
             raise ValueError(
-                f"weights need one value a sample, shape {tuple(leading)}; "
-                f"got {tuple(weights.shape)}"
+                "no sample counts: the batch is empty, or every target is ignored or has weight "
+                "0, so the mean loss is undefined. Skip such batches."
             )
-        else:
-            w = weights.detach().to(outputs.dtype)
-            if not bool((w >= 0).all() & w.isfinite().all()):
+        return z, y, w / W, W
+
+    def _counting(
+        self, targets: Tensor, leading: torch.Size, weights: Tensor | None
+    ) -> Tensor | None:
+        """Which samples count, of the leading shape; ``None`` when all do."""
+        ignored = self._ignored(targets)
+        if weights is not None:
+            if weights.shape != leading:
+                raise ValueError(
+                    f"weights need one value a sample, shape {tuple(leading)}; "
+                    f"got {tuple(weights.shape)}"
+                )
+            if not bool(((weights >= 0) & weights.isfinite()).all()):
                 raise ValueError("weights must be finite and not negative")
-        kept = (w > 0) & ~self._ignored(targets, leading)
+            ignored = weights == 0 if ignored is None else ignored | (weights == 0)
+        return None if ignored is None or not bool(ignored.any()) else ~ignored
+
+    def _check_domain(self, outputs: Tensor, targets: Tensor, kept: Tensor | None) -> None:
+        """Say where a target that counts is outside the family's domain."""
         outside, domain = self._outside_domain(outputs, targets)
-        outside = outside & kept.reshape(*leading, *[1] * (outside.dim() - len(leading)))
+        if kept is not None:
+            outside = outside & kept.reshape(*kept.shape, *[1] * (outside.dim() - kept.dim()))
         if bool(outside.any()):
             where = tuple(int(i) for i in outside.nonzero()[0])
             raise ValueError(
                 f"{type(self).__name__} needs targets that are {domain}; "
                 f"got {targets[where].tolist()} at position {where}"
             )
-        z = outputs.reshape(-1, *outputs.shape[len(leading) :])
-        y = targets.reshape(-1, *targets.shape[len(leading) :])
-        w, kept = w.reshape(-1), kept.reshape(-1)
-        if not bool(kept.all()):
-            z, y, w = z[kept], y[kept], w[kept]
-        if len(w) == 0:
-            raise ValueError(
-                "no sample counts: the batch is empty, or every target is ignored or has weight "
-                "0, so the mean loss is undefined. Skip such batches."
-            )
-        return z, y, w
 
-    def _ignored(self, targets: Tensor, leading: torch.Size) -> Tensor:
-        """Samples that a family's own convention leaves out."""
-        return torch.zeros(leading, dtype=torch.bool, device=targets.device)
+    def _ignored(self, targets: Tensor) -> Tensor | None:
+        """Samples that a family's own convention leaves out, of the leading shape."""
+        del targets
+        return None
 
     def event_dimensions(self, outputs: Tensor) -> int:
         """The number of trailing dimensions of one sample."""
@@ -237,7 +262,7 @@ class _LossWithCotangent(torch.autograd.Function):
 
 
 def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
-    if bool(loss.isfinite()):
+    if math.isfinite(float(loss)):
         return
     bad = (~z.isfinite()).nonzero()
     reason = (

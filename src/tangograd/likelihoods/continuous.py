@@ -73,14 +73,14 @@ class Gaussian(Elementwise):
     def _variance(self, like: Tensor) -> Tensor:
         return like.new_tensor(float(self.variance))
 
-    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor) -> None:
+    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> None:
         if not self.tracked:
             return
         error = (z - y).square().reshape(len(z), -1).mean(1)
-        square, weight = float(torch.dot(w, error)), float(w.sum())
-        self._seen = (self._seen[0] + square, self._seen[1] + weight)
-        if int(self.steps) == 0 and self._seen[1] == weight:
-            self._set_variance(square / weight)
+        square = float(torch.dot(w, error))
+        self._seen = (self._seen[0] + W * square, self._seen[1] + W)
+        if int(self.steps) == 0 and self._seen[1] == W:
+            self._set_variance(square)
 
     def _after_step(self) -> None:
         square, weight = self._seen

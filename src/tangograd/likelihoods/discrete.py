@@ -61,8 +61,7 @@ class Categorical(Likelihood):
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return tuple(outputs.shape[:-1])
 
-    def _ignored(self, targets: Tensor, leading: torch.Size) -> Tensor:
-        del leading
+    def _ignored(self, targets: Tensor) -> Tensor:
         return targets == self.ignore_index
 
     def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
