@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types doctest unit bench format clean
+.PHONY: help install demo test lint types doctest unit bench pictures format clean
 
 help: ## show this list
 	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
@@ -40,6 +40,9 @@ unit: install ## the tests
 
 bench: install ## speed and memory against SGD, written to benchmarks/results
 	$(BIN)/python benchmarks/step_cost.py
+
+pictures: install ## draw the pictures of README and docs again
+	$(BIN)/tangograd demo --output docs/images
 
 format: install ## apply the style
 	$(BIN)/ruff check --fix .

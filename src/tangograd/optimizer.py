@@ -244,10 +244,10 @@ class TANGO(Optimizer):
     def _looks(self, step: int) -> int:
         """Of how many samples to look at pseudo-gradients in this step.
 
-        Two, for the necessary bound, in the first steps and then now and then; otherwise one when a
-        γ rule asks for it, and none when γ is a number.
+        Two, for the necessary bound, in the first steps and then at powers of two; otherwise one
+        when a γ rule asks for it, and none when γ is a number.
         """
-        if step < NecessaryBound.ENOUGH or step % 100 == 0:
+        if step < NecessaryBound.ENOUGH or step & (step - 1) == 0:
             return 2
         return int(any(group["gamma"].needs_pseudo_gradients for group in self.param_groups))
 

@@ -1,0 +1,122 @@
+"""The command line: thin, no logic of its own.
+
+Results go to standard output and progress to standard error. Exit codes: 0 done, 1 failed, 2 wrong
+usage, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import json as json_format
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+import tangograd
+from tangograd.files import replacing, writable_folder
+
+app = typer.Typer(
+    help="Natural-gradient optimisation with no Fisher matrix: TANGO (Ollivier 2017).",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+stderr = Console(stderr=True)
+
+
+def _version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"tangograd {tangograd.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    del version
+
+
+@app.command()
+def demo(
+    output: Annotated[Path, typer.Option(help="Folder for the picture and the figures.")] = Path(
+        "demo"
+    ),
+    epochs: Annotated[int, typer.Option(min=1, help="Passes over the 1300 training digits.")] = 40,
+    seed: Annotated[int, typer.Option(help="Of the split, the weights and the batches.")] = 0,
+    json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Train a classifier of handwritten digits with TANGO beside SGD and Adam.
+
+    Writes digits.png (loss curves, and TANGO's diagnostics) and digits.json.
+
+    Example: tangograd demo --output demo
+    """
+    with _failures(output):
+        writable_folder(output)
+        from tangograd import demo as digits
+
+        with _progress("training", epochs * len(digits.OPTIMIZERS), quiet) as advance:
+            runs = digits.train_all(epochs, seed, advance)
+        figures = digits.figures(runs, seed)
+        digits.draw(runs, output / "digits.png")
+        with replacing(output / "digits.json") as draft:
+            draft.write_text(json_format.dumps(figures, indent=1) + "\n")
+    if json:
+        typer.echo(json_format.dumps(figures))
+        return
+    table = Table(title=f"Handwritten digits after {epochs} epochs, seed {seed}")
+    table.add_column("optimizer")
+    for column in ("training loss", "test loss", "test accuracy"):
+        table.add_column(column, justify="right")
+    for run in runs:
+        table.add_row(
+            run.optimizer,
+            f"{run.train_loss[-1]:.3f}",
+            f"{run.test_loss[-1]:.3f}",
+            f"{run.test_accuracy[-1]:.1%}",
+        )
+    Console().print(table)
+    typer.echo(f"picture: {output / 'digits.png'}\nfigures: {output / 'digits.json'}")
+
+
+@contextmanager
+def _failures(output: Path) -> Iterator[None]:
+    """Turn what can go wrong outside the program into a sentence and an exit code."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        stderr.print(f"this needs {error.name}: run pip install 'tangograd[torch,plot]'")
+        raise typer.Exit(1) from error
+    except OSError as error:
+        stderr.print(f"cannot write to {output}: {error.strerror or error}")
+        raise typer.Exit(1) from error
+    except KeyboardInterrupt as error:
+        stderr.print(f"interrupted; nothing was written to {output}")
+        raise typer.Exit(130) from error
+
+
+@contextmanager
+def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], None]]:
+    """A bar on standard error; call what it yields for each piece of work done."""
+    columns = (
+        TextColumn("{task.description:>12}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=stderr, disable=quiet) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda name: bar.update(task, advance=1, description=name)
+
+
+def main() -> None:
+    """The console script."""
+    app()

@@ -1,0 +1,156 @@
+"""The package as a stranger meets it: imports, README, examples, demo, command line."""
+
+import json
+import re
+import runpy
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from typer.testing import CliRunner
+
+import tangograd
+from tangograd.cli import app
+
+ROOT = Path(__file__).parent.parent
+
+
+def python(code):
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=120
+    )
+
+
+def test_importing_needs_neither_torch_nor_matplotlib():
+    done = python(
+        "import sys, tangograd, tangograd.cli\n"
+        "print([m for m in ('torch', 'matplotlib', 'sklearn') if m in sys.modules])\n"
+        "import tangograd.optimizer, tangograd.reference\n"
+        "print('matplotlib' in sys.modules)"
+    )
+    assert done.stdout.split("\n")[:2] == ["[]", "False"], done.stderr
+
+
+def test_without_torch_the_error_says_what_to_install():
+    done = python(
+        "import sys; sys.modules['torch'] = None\nimport tangograd\n"
+        "print(tangograd.__version__)\ntangograd.TANGO"
+    )
+    assert done.stdout.startswith(tangograd.__version__)
+    assert "tangograd.TANGO needs PyTorch" in done.stderr
+    assert "tangograd[torch]" in done.stderr
+
+
+def test_public_names():
+    assert all(getattr(tangograd, name) is not None for name in tangograd.__all__)
+    assert set(tangograd.__all__) <= set(dir(tangograd))
+    with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+        _ = tangograd.nothing
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/guide.md"])
+def test_code_on_the_pages_runs(page):
+    torch.set_default_dtype(torch.float32)
+    model = nn.Linear(3, 2)
+    x, y = torch.randn(64, 3), torch.randint(2, (64,))
+    names = {
+        "model": model,
+        "loader": [(x, y), (x, y)],
+        "x": x,
+        "y": y,
+        "likelihood": tangograd.Categorical(),
+        "optimizer": tangograd.TANGO(model.parameters(), gamma=0.1),
+    }
+    blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+    assert blocks
+    for block in blocks:
+        exec(compile(block, page, "exec"), names)
+
+
+def test_links_on_the_pages_exist():
+    for page in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]:
+        for link in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
+            assert link.startswith("http") or (page.parent / link).exists(), (page, link)
+
+
+def test_the_costs_in_the_readme_are_the_measured_ones():
+    rows = json.loads((ROOT / "benchmarks/results/step_cost.json").read_text())["rows"]
+    cost = {row["model"]: row["ratio"] for row in rows if row["target"]}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"costs {cost['MLP 784-512-512-10, B=128']:.2f} steps of SGD" in text
+    assert f"(B=128), {cost['conv 16-32, B=64']:.2f} on a small convolutional one" in text
+
+
+def test_the_unsupervised_example_finds_the_data(capsys):
+    torch.set_default_dtype(torch.float32)
+    main = runpy.run_path(str(ROOT / "examples/unsupervised.py"))["main"]
+    mu, log_sigma = main()
+    assert abs(mu - 10) < 0.3
+    assert abs(log_sigma) < 0.3
+    widths = [float(sd) for sd in re.findall(r"sd +([\d.]+)", capsys.readouterr().out)]
+    assert max(widths) > 3  # it widens on the way, as the natural gradient does
+
+
+class TestCommandLine:
+    @pytest.fixture(autouse=True)
+    def as_a_user(self):
+        torch.set_default_dtype(torch.float32)
+
+    def run(self, *arguments):
+        return CliRunner().invoke(app, [str(a) for a in arguments])
+
+    def test_version_and_help(self):
+        assert self.run("--version").output.strip() == f"tangograd {tangograd.__version__}"
+        assert "Train a classifier of handwritten digits" in self.run("demo", "--help").output
+
+    def test_demo(self, tmp_path):
+        done = self.run("demo", "--output", tmp_path / "new", "--epochs", 2, "--quiet")
+        assert done.exit_code == 0, done.output
+        assert "TANGO" in done.stdout
+        assert str(tmp_path / "new" / "digits.png") in done.stdout.replace("\n", "")
+        assert sorted(f.name for f in (tmp_path / "new").iterdir()) == ["digits.json", "digits.png"]
+        assert (tmp_path / "new" / "digits.png").read_bytes()[:4] == b"\x89PNG"
+        figures = json.loads((tmp_path / "new" / "digits.json").read_text())
+        assert [run["optimizer"] for run in figures["runs"]] == ["SGD", "Adam", "TANGO"]
+        assert all(run["train_loss"][1] < run["train_loss"][0] for run in figures["runs"])
+
+    def test_json_and_progress_do_not_mix(self, tmp_path):
+        done = self.run("demo", "--output", tmp_path, "--epochs", 1, "--json")
+        assert json.loads(done.stdout)["epochs"] == 1
+
+    def test_a_folder_that_cannot_be_written_is_said_before_any_work(self, tmp_path, monkeypatch):
+        monkeypatch.setattr("tangograd.demo.train_all", None)
+        file = tmp_path / "file"
+        file.write_text("")
+        done = self.run("demo", "--output", file / "below")
+        assert done.exit_code == 1
+        assert "cannot write to" in done.stderr
+
+    def test_interrupted(self, tmp_path, monkeypatch):
+        def interrupt(*_):
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr("tangograd.demo.train_all", interrupt)
+        done = self.run("demo", "--output", tmp_path, "--quiet")
+        assert done.exit_code == 130
+        assert list(tmp_path.iterdir()) == []
+
+    def test_a_full_disk_leaves_the_old_picture(self, tmp_path, monkeypatch):
+        (tmp_path / "digits.png").write_text("old")
+
+        def full(*_, **__):
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr("matplotlib.figure.Figure.savefig", full)
+        done = self.run("demo", "--output", tmp_path, "--epochs", 1, "--quiet")
+        assert done.exit_code == 1
+        assert "No space left on device" in done.stderr
+        assert (tmp_path / "digits.png").read_text() == "old"
+        assert [f.name for f in tmp_path.iterdir()] == ["digits.png"]
+
+    def test_wrong_usage(self):
+        assert self.run("demo", "--epochs", 0).exit_code == 2
+        assert self.run("nothing").exit_code == 2
