@@ -16,6 +16,7 @@ install: $(STAMP) ## create .venv and install the project with its development t
 
 $(STAMP): pyproject.toml
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "tangograd needs Python 3.11 or newer; set PYTHON=")'
+	@echo "installing into $(VENV), once: this takes a few minutes"
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@

@@ -79,3 +79,26 @@ def test_the_rank_one_estimate_has_rank_one_and_the_batchs_factor():
     torch.testing.assert_close(
         flatten([p.grad for p in parameters]), expected, rtol=1e-12, atol=1e-13
     )
+
+
+def test_accumulated_minibatches_are_unbiased(monkeypatch):
+    """Two micro-batches of "minibatch": averaged over all ỹ, the bracket is g - (1-δt) F v."""
+    make, _ = MODELS["mlp"]
+    model, x, y = make(), torch.randn(3, 3), torch.tensor([0, 2, 1])
+    likelihood = Categorical(fisher="minibatch")
+    parameters = list(model.parameters())
+    optimizer = TANGO(parameters, gamma=1e-3)
+    v = set_velocity(optimizer, model)
+    z = model(x).detach()
+    mean = torch.zeros_like(v)
+    for y_tilde, probability in all_samples(likelihood, z):
+        optimizer.zero_grad()
+        for part in (slice(0, 1), slice(1, 3)):
+            monkeypatch.setattr(likelihood, "sample", lambda _, t=y_tilde[part]: t)
+            with optimizer.tangents(model):
+                loss = likelihood(model(x[part]), y[part]) * len(x[part]) / 3
+            loss.backward()
+        mean += probability * flatten([p.grad for p in parameters])
+    g = flatten(torch.autograd.grad(Categorical()(model(x), y), parameters))
+    F = fisher_matrix(likelihood, model(x), parameters)
+    torch.testing.assert_close(mean, g - 0.7 * F @ v, rtol=1e-11, atol=1e-12)

@@ -40,9 +40,9 @@ def test_means_are_weighted_and_forget_slowly():
     assert observe(rule, [1.0, 4.0], [1.0, 2.0]) == pytest.approx(1 / 3)
     for _ in range(20000):
         observe(rule, [10.0])
-    assert rule.mean == pytest.approx(10, rel=1e-6)
+    assert rule.mean_squared_norm == pytest.approx(10, rel=1e-6)
     observe(rule, [0.0])
-    assert rule.mean == pytest.approx(10 * (1 - FORGETTING), rel=1e-6)
+    assert rule.mean_squared_norm == pytest.approx(10 * (1 - FORGETTING), rel=1e-6)
 
 
 def test_zero_pseudo_gradients_give_no_step_rather_than_an_infinite_one():
@@ -240,3 +240,18 @@ def test_the_warning_needs_enough_pseudo_gradients():
         assert (bound.excess > 1) == (k >= NecessaryBound.ENOUGH)
         bound.update(torch.full((1, 1), 9.0), torch.ones(1), torch.zeros(1), 1.0)
     assert bound.excess == 9
+
+
+def test_the_closed_form_bound_is_not_fed_with_single_pseudo_gradients():
+    """With a rule, one pseudo-gradient a step is looked at: not enough for tr F_x²."""
+    theta = torch.zeros(10, requires_grad=True)
+    optimizer = TANGO([theta], lr=0.0, gamma=Kurtosis(1.0))
+    likelihood = Categorical(generator=torch.Generator().manual_seed(0))
+    for _ in range(400):
+        optimizer.zero_grad()
+        with optimizer.tangents():
+            loss = likelihood(theta[None], torch.tensor([0]))
+        loss.backward()
+        optimizer.step()
+    # At equal odds F_x = (I - 11ᵀ/10)/10: tr F_x = 0.9, tr F_x² = 0.09, γ = 1/0.9.
+    assert optimizer._bound.excess < 0.3

@@ -281,7 +281,7 @@ BAD_TARGETS = [
     (MeanScaleGaussian(), torch.zeros(2, 2), torch.tensor([[math.nan], [0.0]]), r"got nan at position \(0, 0\)"),
     (Poisson(), torch.zeros(2), torch.tensor([1.0, -2.0]), r"counts .* got -2.0 at position \(1,\)"),
     (Poisson(), torch.zeros(2), torch.tensor([1.0, 2.5]), r"got 2.5 at position \(1,\)"),
-    (NegativeBinomial(1.0), torch.zeros(2), torch.tensor([-1, 2]), r"got -1 at position \(0,\)"),
+    (NegativeBinomial(1.0), torch.zeros(2), torch.tensor([-1, 2]), r"got -1.0 at position \(0,\)"),
     (Gamma(1.0), torch.zeros(2), torch.tensor([1.0, 0.0]), r"positive and finite; got 0.0 at position \(1,\)"),
     (FromDistribution(lambda z: torch.distributions.LogNormal(z, 1.0)), torch.zeros(2), torch.tensor([1.0, -1.0]), r"support.*got -1.0 at position \(1,\)"),
 ]  # fmt: skip
@@ -342,3 +342,71 @@ def test_bad_arguments(make, message):
 def test_printing_names_the_estimate():
     assert repr(Categorical(fisher="sampled")) == "Categorical(fisher='sampled')"
     assert issubclass(Categorical, Likelihood)
+
+
+@pytest.mark.parametrize("outputs", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    "targets", [torch.float64, torch.float32, torch.int64, torch.uint8, torch.bool]
+)
+@pytest.mark.parametrize("name", LIKELIHOODS)
+def test_types_of_outputs_and_targets_may_differ(name, outputs, targets):
+    """Ones are in every family's domain."""
+    likelihood = LIKELIHOODS[name](fisher="sampled")
+    theta = torch.zeros(OUTPUTS, dtype=outputs, requires_grad=True)
+    shape = {"categorical": (3,), "mean-scale": (3, OUTPUTS // 2)}.get(name, (3, OUTPUTS))
+    y = torch.ones(shape, dtype=targets)
+    optimizer = TANGO([theta], gamma=1e-3)
+    if name == "categorical" and targets.is_floating_point:
+        with pytest.raises(ValueError, match="integer class indices"):
+            likelihood(theta.expand(3, -1), y)
+        return
+    with optimizer.tangents():
+        loss = likelihood(theta.expand(3, -1), y)
+    assert loss.dtype == outputs
+    assert loss.item() == pytest.approx(likelihood(theta.expand(3, -1), y).item(), rel=1e-2)
+    loss.backward()
+    optimizer.step()
+
+
+def test_small_integer_classes():
+    z = torch.randn(3, 200)
+    for dtype in (torch.uint8, torch.int16):
+        y = torch.tensor([156, 5, 199], dtype=dtype)
+        assert Categorical()(z, y) == Categorical()(z, y.long())
+
+
+def test_negative_binomial_far_out():
+    """Finite where μ overflows: the score tends to 1/α."""
+    z = torch.tensor([100.0], dtype=torch.float32)
+    likelihood = NegativeBinomial(0.5)
+    assert likelihood.score(z, torch.ones(1)).item() == pytest.approx(2.0)
+    assert likelihood.fisher_product(z, torch.ones(1)).item() == pytest.approx(2.0)
+
+
+def test_a_distribution_that_swallows_the_samples():
+    likelihood = FromDistribution(
+        lambda z: torch.distributions.Independent(torch.distributions.Normal(z, 1.0), 2)
+    )
+    with pytest.raises(ValueError, match="one distribution a sample"):
+        likelihood(torch.zeros(4, 2), torch.zeros(4, 2))
+
+
+def test_a_multivariate_distribution():
+    scale = torch.eye(2)
+    likelihood = FromDistribution(
+        lambda z: torch.distributions.MultivariateNormal(z, scale_tril=scale)
+    )
+    z, y = torch.randn(5, 2), torch.randn(5, 2)
+    assert likelihood(z, y).item() == pytest.approx(Gaussian()(z, y).item())
+
+
+class TestRefusedTrackedVariance:
+    def test_a_refused_loss_changes_nothing(self):
+        theta = torch.zeros(1, requires_grad=True)
+        likelihood, optimizer = Gaussian("tracked"), TANGO([theta], gamma=0.1)
+        with pytest.raises(FloatingPointError), optimizer.tangents():
+            likelihood((theta / 0).expand(3, 1), torch.ones(3, 1))
+        assert likelihood.variance == 1
+        with optimizer.tangents():
+            likelihood(theta.expand(3, 1), torch.full((3, 1), 3.0))
+        assert likelihood.variance == 9  # the first good batch sets it

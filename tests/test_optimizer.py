@@ -479,3 +479,221 @@ def test_printing_shows_the_options():
     shown = repr(TANGO(mlp().parameters(), gamma=0.1))
     assert "gamma: Constant(0.1)" in shown
     assert "preconditioner: Identity()" in shown
+
+
+class TestWhatWasRefusedOrSkippedLeavesNoTrace:
+    """A batch that made no step must not reach the statistics of later ones."""
+
+    def run(self, likelihood, spoil):
+        torch.manual_seed(2)
+        model = nn.Linear(3, 2)
+        optimizer = TANGO(model.parameters())
+        targets = (
+            torch.randint(2, (8,)) if isinstance(likelihood, Categorical) else torch.randn(8, 2)
+        )
+        x = torch.randn(8, 3)
+        train(model, optimizer, likelihood, [(x, targets)] * 2)
+        if spoil is not None:
+            spoil(model, optimizer, likelihood, 1e4 * x, targets)
+            optimizer.zero_grad()
+        likelihood.generator.manual_seed(5)
+        train(model, optimizer, likelihood, [(x, targets)] * 2)
+        return optimizer.state_dict(), dict(likelihood.state_dict().items())
+
+    def refused(self, model, optimizer, likelihood, x, y):
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        model.bias.grad[0] = math.nan
+        with pytest.raises(FloatingPointError):
+            optimizer.step()
+
+    def skipped(self, model, optimizer, likelihood, x, y):
+        """As GradScaler does when it finds an infinity: no step at all."""
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+
+    def not_differentiated(self, model, optimizer, likelihood, x, y):
+        with optimizer.tangents(model):
+            likelihood(model(x), y)
+
+    @pytest.mark.parametrize("how", ["refused", "skipped", "not_differentiated"])
+    @pytest.mark.parametrize(
+        "make",
+        [lambda: Categorical(fisher="sampled"), lambda: Gaussian("tracked", fisher="sampled")],
+    )
+    def test_statistics(self, how, make):
+        likelihood = make()
+        likelihood.generator.manual_seed(1)
+        clean = self.run(likelihood, None)
+        likelihood = make()
+        likelihood.generator.manual_seed(1)
+        assert same(self.run(likelihood, getattr(self, how)), clean)
+
+
+def test_a_plain_loss_after_an_unused_block_is_not_a_step():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with optimizer.tangents(model):
+        likelihood(model(x), y)
+    nn.functional.cross_entropy(model(x), y).backward()
+    with pytest.raises(RuntimeError, match="silently be SGD"):
+        optimizer.step()
+
+
+@pytest.mark.parametrize("value", [0.025, "max"])
+def test_gamma_may_be_set_by_hand_at_any_time(value):
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    train(model, optimizer, likelihood, [(x, y)] * 20)
+    optimizer.param_groups[0]["gamma"] = value
+    assert "gamma" in optimizer.diagnostics()
+    optimizer.state_dict()
+    optimizer.param_groups[0]["gamma"] = value
+    train(model, optimizer, likelihood, [(x, y)])
+    if value != "max":
+        assert optimizer.diagnostics()["gamma"] == value
+
+
+@pytest.mark.parametrize("gamma", ["max", "gaussian"])
+def test_a_factor_on_the_loss_is_seen_by_the_rules(gamma):
+    """γ falls by the factor that g and F̂ grow by, so that the path is the same."""
+    paths = []
+    for factor in (1.0, 100.0):
+        torch.manual_seed(3)
+        model = mlp()
+        optimizer = TANGO(model.parameters(), lr=0.2, gamma=gamma)
+        likelihood = Categorical(generator=torch.Generator().manual_seed(0))
+        for x, y in batches(30):
+            optimizer.zero_grad()
+            with optimizer.tangents(model):
+                loss = factor * likelihood(model(x), y)
+            loss.backward()
+            optimizer.step()
+        paths.append(torch.cat([p.detach().reshape(-1) for p in model.parameters()]))
+        quotient = optimizer.diagnostics()["fisher_quotient"] * optimizer.diagnostics()["gamma"]
+        paths.append(torch.tensor(quotient))
+    torch.testing.assert_close(paths[0], paths[2], rtol=1e-9, atol=1e-10)
+    torch.testing.assert_close(paths[1], paths[3], rtol=1e-9, atol=1e-10)
+
+
+def test_factors_of_several_losses_are_seen_by_the_rules():
+    """γ = 1/‖g̃_a + √10 g̃_b‖² for the loss a + 10 b, at B = 1 with known pseudo-gradients."""
+    theta = torch.tensor([0.3, -0.2], requires_grad=True)
+    a, b = Gaussian(fisher="empirical"), Gaussian(2.0, fisher="empirical")
+    y1, y2 = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5]])
+    optimizer = TANGO([theta])
+    loss = optimizer.evaluate(None, lambda: a(theta[None], y1) + 10 * b(theta[:1][None], y2))
+    loss.backward()
+    optimizer.step()
+    g = torch.tensor([0.3 - 1.0, -0.2 - 2.0])
+    g[0] += 10**0.5 * (0.3 - 0.5) / 2
+    assert optimizer.diagnostics()["gamma"] == pytest.approx(1 / (g @ g).item(), rel=1e-12)
+
+
+def test_a_negative_factor_is_refused():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with optimizer.tangents(model):
+        loss = -likelihood(model(x), y)
+    loss.backward()
+    before = snapshot(model, optimizer)
+    with pytest.raises(ValueError, match="factors must be positive"):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)
+
+
+@pytest.mark.parametrize("value", [1.0, 100.0])
+def test_a_frozen_parameter_reaches_no_other_through_c_or_the_prior(value):
+    weight, bias = torch.ones(1, requires_grad=True), torch.full((1,), value)
+    bias.requires_grad_(True)
+    C = Dense(torch.tensor([[1.0, 0.9], [0.9, 1.0]]))
+    optimizer = TANGO([weight, bias], lr=0.1, gamma=0.1, preconditioner=C, weight_decay=0.1)
+    bias.requires_grad_(False)
+    bias.grad = torch.full((1,), 10 * value)  # stale
+    loss = optimizer.evaluate(None, lambda: Gaussian()(weight.expand(2, 1), torch.zeros(2, 1)))
+    loss.backward()
+    optimizer.step()
+    # v = γ (g + λθ) of the weight alone
+    torch.testing.assert_close(optimizer.state[weight]["velocity"], torch.tensor([0.1 * 1.1]))
+    assert bias.item() == value
+
+
+def test_schedulers_may_overshoot_by_rounding():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1)
+    scheduler = lr_scheduler.LinearLR(optimizer, 1 / 3, 1.0, 5)
+    train(model, optimizer, likelihood, [(x, y)] * 7, scheduler)
+    assert optimizer.param_groups[0]["previous_lr"] <= 1
+
+
+def test_the_model_may_change_its_precision():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    train(model, optimizer, likelihood, [(x, y)] * 2)
+    model.float()
+    train(model, optimizer, likelihood, [(x.float(), y)] * 2)
+    assert optimizer.state[model[0].weight]["velocity"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_other_precisions_train(dtype):
+    model, x, y, likelihood = problem("mlp", "categorical")
+    model, x = model.to(dtype), x.to(dtype)
+    optimizer = TANGO(model.parameters(), lr=0.3, gamma=0.3)
+    before = likelihood(model(x), y).item()
+    train(model, optimizer, likelihood, [(x, y)] * 40)
+    assert likelihood(model(x), y).item() < 0.7 * before
+
+
+@pytest.mark.parametrize(
+    ("build", "saved", "message"),
+    [
+        ({}, "sgd", "not the state_dict of a TANGO"),
+        ({"gamma": Kurtosis(3.0)}, {"gamma": FourthMoment(0.1)}, "same kind of gamma"),
+        ({"preconditioner": Dense(torch.eye(44))}, {}, "same kind of preconditioner"),
+    ],
+)
+def test_states_of_another_kind(build, saved, message):
+    model = mlp()
+    optimizer = TANGO(model.parameters(), **build)
+    other = (
+        torch.optim.SGD(model.parameters(), lr=0.1)
+        if saved == "sgd"
+        else TANGO(model.parameters(), **saved)
+    )
+    before = deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match=message):
+        optimizer.load_state_dict(other.state_dict())
+    assert same(optimizer.state_dict(), before)
+
+
+def test_a_preconditioner_of_another_size_is_refused_before_loading():
+    model = mlp()
+    make = lambda n: Dense(torch.eye(n))  # noqa: E731
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=make(44))
+    saved = deepcopy(optimizer.state_dict())
+    saved["param_groups"][0]["preconditioner"] = make(6).state_dict()
+    before = deepcopy(optimizer.state_dict())
+    with pytest.raises(ValueError, match="side 6"):
+        optimizer.load_state_dict(saved)
+    assert same(optimizer.state_dict(), before)
+
+
+def test_hooks_see_plain_numbers():
+    optimizer = TANGO(mlp().parameters())
+    seen = []
+    optimizer.register_state_dict_post_hook(lambda _, d: seen.append(deepcopy(d)))
+    optimizer.state_dict()
+    assert only_tensors_and_numbers(seen[0])
+    assert isinstance(optimizer.param_groups[0]["gamma"], RunningMax)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [({"gamma": None}, "gamma is a positive number"), ({"gamma": []}, "gamma is")],
+)
+def test_options_of_the_wrong_type(options, message):
+    with pytest.raises(ValueError, match=message):
+        TANGO(mlp().parameters(), **options)

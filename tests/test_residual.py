@@ -94,8 +94,29 @@ def test_nothing_is_changed():
 def test_errors():
     model = mlp()
     optimizer = TANGO(model.parameters(), gamma=0.1)
-    with pytest.raises(RuntimeError, match="at least one step"):
+    with pytest.raises(RuntimeError, match="take a step first"):
         optimizer.residual(model, Categorical(), batches(1))
     train(model, optimizer, Categorical(), batches(1))
     with pytest.raises(ValueError, match="at least one batch"):
         optimizer.residual(model, Categorical(), [])
+
+
+def test_it_works_where_gradients_are_off():
+    model, data = mlp(), batches(2)
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    train(model, optimizer, Categorical(), data)
+    with torch.no_grad():
+        inside = optimizer.residual(model, Categorical(), data)
+    assert inside == optimizer.residual(model, Categorical(), data)
+
+
+def test_frozen_parameters_are_constants():
+    """At the fixed point of the trainable ones the residual is 0, whatever the frozen ones are."""
+    model = nn.Linear(2, 1)
+    model.bias.requires_grad_(False)
+    with torch.no_grad():
+        model.bias.fill_(5.0)
+    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.3, weight_decay=0.1)
+    data = [(torch.randn(6, 2), torch.randn(6, 1))]
+    train(model, optimizer, Gaussian(), data * 600)
+    assert optimizer.residual(model, Gaussian(), data) < 1e-8

@@ -249,3 +249,36 @@ def test_without_gradients_the_block_only_evaluates():
     with torch.no_grad(), optimizer.tangents(model):
         loss = likelihood(model(x), y)
     assert not loss.requires_grad
+
+
+class CutBackwards(nn.Module):
+    """Normalises by a number that depends on the weights, under no_grad or by detach."""
+
+    def __init__(self, how):
+        super().__init__()
+        self.linear, self.how = nn.Linear(3, 4), how
+
+    def forward(self, x):
+        if self.how == "no_grad":
+            with torch.no_grad():
+                size = self.linear.weight.norm()
+        else:
+            size = forward_ad.unpack_dual(self.linear.weight.detach()).primal.norm()
+        return self.linear(x) / size
+
+
+def test_tangents_and_gradients_of_different_functions_are_noticed():
+    x, y = torch.randn(5, 3), torch.randint(4, (5,))
+    for how in ("detach", "no_grad"):
+        model = CutBackwards(how)
+        optimizer = TANGO(model.parameters(), gamma=0.1)
+        set_velocity(optimizer, model)
+        if how == "detach":
+            with optimizer.tangents(model):
+                Categorical()(model(x), y)
+        else:
+            with (
+                pytest.raises(RuntimeError, match="tangents and gradients disagree"),
+                optimizer.tangents(model),
+            ):
+                Categorical()(model(x), y)

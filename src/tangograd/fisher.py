@@ -69,7 +69,9 @@ class FisherEstimate(NamedTuple):
 
 def _scores_from_model(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:
     del s
-    return family.score(z, family.sample(z))
+    wide = z.float() if z.dtype.itemsize < 4 else z  # few samplers know half precision
+    y = family.sample(wide)
+    return family.score(z, y.to(z.dtype) if y.is_floating_point() else y)
 
 
 def _scores_from_data(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:

@@ -84,6 +84,8 @@ class Constant(GammaRule):
 class RunningMax(GammaRule):
     """``γ = 1 / max ‖g̃‖²`` over all pseudo-gradients seen: the paper's safe choice.
 
+    The optimizer shows it one sample of each batch, another one in every step.
+
     Example:
         >>> rule = RunningMax()
         >>> rule.update(torch.tensor([2.0, 4.0]), torch.ones(2))
@@ -120,23 +122,25 @@ class Kurtosis(GammaRule):
         0.1
     """
 
-    statistics = ("mean", "weight")
+    statistics = ("mean_squared_norm", "weight")
 
     def __init__(self, kappa: float = 3.0) -> None:
         if not 1 <= kappa < math.inf:
             raise ValueError(f"a kurtosis is at least 1; got kappa={kappa}")
         self.kappa = kappa
-        self.mean = 0.0
+        self.mean_squared_norm = 0.0
         self.weight = 0.0
 
     def update(self, squared_norms: Tensor, weights: Tensor) -> None:
         """Average."""
-        self.mean, self.weight = _average(self.mean, self.weight, squared_norms, weights)
+        self.mean_squared_norm, self.weight = _average(
+            self.mean_squared_norm, self.weight, squared_norms, weights
+        )
 
     @property
     def value(self) -> float:
         """``1 / (κ E‖g̃‖²)``."""
-        return _inverse(self.kappa * self.mean)
+        return _inverse(self.kappa * self.mean_squared_norm)
 
 
 class FourthMoment(GammaRule):
@@ -152,7 +156,7 @@ class FourthMoment(GammaRule):
         0.1
     """
 
-    statistics = ("mean", "weight")
+    statistics = ("mean_fourth_power", "weight")
 
     def __init__(self, smallest_eigenvalue: float) -> None:
         if not 0 < smallest_eigenvalue < math.inf:
@@ -160,17 +164,19 @@ class FourthMoment(GammaRule):
                 f"smallest_eigenvalue must be positive and finite; got {smallest_eigenvalue}"
             )
         self.smallest_eigenvalue = smallest_eigenvalue
-        self.mean = 0.0
+        self.mean_fourth_power = 0.0
         self.weight = 0.0
 
     def update(self, squared_norms: Tensor, weights: Tensor) -> None:
         """Average."""
-        self.mean, self.weight = _average(self.mean, self.weight, squared_norms.square(), weights)
+        self.mean_fourth_power, self.weight = _average(
+            self.mean_fourth_power, self.weight, squared_norms.square(), weights
+        )
 
     @property
     def value(self) -> float:
         """``λ / E‖g̃‖⁴``."""
-        return self.smallest_eigenvalue * _inverse(self.mean)
+        return self.smallest_eigenvalue * _inverse(self.mean_fourth_power)
 
 
 class NecessaryBound:
@@ -254,6 +260,8 @@ def resolve(gamma: float | str | GammaRule) -> GammaRule:
                 f"gamma is a positive number, a rule, or one of {sorted(RULES)}; got {gamma!r}"
             )
         return RULES[gamma]()
+    if not isinstance(gamma, int | float):
+        raise ValueError(f"gamma is a positive number, a rule, or one of {sorted(RULES)}")
     return Constant(gamma)
 
 

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.preconditioners import Preconditioner
-from tangograd.tangents import Term
+from tangograd.tangents import Session, Share, Term
 from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
@@ -31,58 +33,124 @@ _GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1  # multiples of both fill the un
 
 @dataclass
 class Measurement:
-    """What one `tangents` block leaves for the step.
+    """What one `tangents` block leaves for the step; T terms, n pseudo-gradients of each.
+
+    Several terms in one block are independent outputs of one model: with factors ``f_t`` in the
+    loss, their curvatures add up to ``Σ f_t c_t`` and their pseudo-gradients to ``Σ √f_t g̃_t``. The
+    factors are known only after the backward pass, so products are kept for all pairs.
 
     Attributes:
-        curvature: ``ṽᵀ F̂ ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
-        weight: the samples' total weight.
+        shares: the factors.
+        curvatures: ``ṽᵀ F̂_t ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
+        grams: ``(groups, T, n, T, n)``, the products ``g̃ᵀ C g̃'``.
+        weights: ``(n,)``, relative weights of the samples drawn.
+        sample: ``(n,)``, which of the samples drawn each pseudo-gradient belongs to.
         samples: the number of independent terms in F̂, where pseudo-gradients were drawn.
-        grams: ``(groups, n, n)``, the products ``g̃_iᵀ C g̃_j`` of n pseudo-gradients.
-        weights: ``(n,)``, their relative weights.
-        sample: ``(n,)``, which of the looked-at samples each belongs to.
-        after_step: callbacks of the likelihoods.
+        for_bound: all products are there that the necessary bound needs.
+        observations: ``(callback, observation)`` of each likelihood.
     """
 
-    curvature: float
-    weight: float
-    samples: float
+    shares: list[Share]
+    curvatures: list[float]
     grams: Tensor
     weights: Tensor
     sample: Tensor
-    after_step: list[Callable[[], None]]
+    samples: float
+    for_bound: bool
+    observations: list[tuple[Callable[[list[Any]], None], Any]]
+
+    @property
+    def used(self) -> bool:
+        """Whether the block's loss has been differentiated."""
+        return any(share.factor for share in self.shares)
+
+    @property
+    def factor(self) -> float:
+        """The block's weight in the step's loss."""
+        return self.shares[0].factor
+
+    @property
+    def curvature(self) -> float:
+        """``ṽᵀ F̂ ṽ`` of the block, as it went into the gradient."""
+        return sum(s.factor * c for s, c in zip(self.shares, self.curvatures, strict=True))
+
+    def gram(self) -> Tensor:
+        """``(groups, n, n)``, the products of the block's pseudo-gradients ``Σ √f_t g̃_t``."""
+        root = torch.tensor([share.factor for share in self.shares], dtype=torch.float64).sqrt()
+        return torch.einsum("t,gtiuj,u->gij", root, self.grams, root)
 
 
-def measure(
-    terms: Sequence[Term], groups: Sequence[Group], *, step: int, samples: int
-) -> Measurement:
-    """Measure a batch, with pseudo-gradients of ``samples`` of its samples: 0, 1 or 2.
-
-    With two, all products are there that the necessary bound needs. Several terms in one block are
-    independent outputs of one model: their curvatures and their pseudo-gradients add up.
-    """
-    outputs = [term.outputs for term in terms]
-    if not all(z.requires_grad for z in outputs):
+def measure(session: Session, groups: Sequence[Group], *, step: int, samples: int) -> Measurement:
+    """Measure a batch, with pseudo-gradients of ``samples`` of its samples: 0, 1 or 2."""
+    terms = session.terms
+    if not all(term.outputs.requires_grad for term in terms):
         samples = 0
     rows = min(1 if term.rank_one else len(term.weights) for term in terms)
-    copies = 2 if samples == 2 and all(term.closed_form for term in terms) else 1
-    samples = min(samples, rows)
-    plan = [(i, copy) for i in range(samples) for copy in range(1 if i else copies)]
-    parameters = [p for group, _ in groups for p in group]
+    closed_form = all(term.closed_form for term in terms)
+    for_bound = samples == 2 or (samples == 1 and rows == 1 and not closed_form)
+    copies = 2 if samples == 2 and closed_form else 1
+    plan = [(i, copy) for i in range(min(samples, rows)) for copy in range(1 if i else copies)]
     positions = _positions(step, rows)
-    pulled, weights = [], []
-    for i, copy in plan:
-        drawn = [term.draw(positions[i], copy) for term in terms]
-        pulled.append(pull_back(outputs, parameters, [cotangent for cotangent, _ in drawn]))
-        weights.append(drawn[0][1])
+    pulled: list[list[Tensor]] = []
+    weights = []
+    for term in terms:
+        for i, copy in plan:
+            cotangent, weight = term.draw(positions[i], copy)
+            gradient = pull_back([term.outputs], session.parameters, [cotangent])
+            if samples == 2:
+                _check_adjoint(session, term, cotangent, gradient)
+            pulled.append(gradient)
+            weights.append(weight)
+    shape = (len(groups), len(terms), len(plan), len(terms), len(plan))
     return Measurement(
-        curvature=sum(float(term.curvature) for term in terms),
-        weight=terms[0].total_weight,
-        samples=_independent_terms(terms[0]) if samples else math.nan,
-        grams=_grams(pulled, groups),
-        weights=torch.tensor(weights, dtype=torch.float64),
+        shares=[term.share for term in terms],
+        curvatures=[float((term.tangents * term.product).sum()) for term in terms],
+        grams=_grams(pulled, session.parameters, groups).reshape(shape),
+        weights=torch.tensor(weights[: len(plan)], dtype=torch.float64),
         sample=torch.tensor([i for i, _ in plan]),
-        after_step=[term.after_step for term in terms],
+        samples=_independent_terms(terms[0]) if plan else math.nan,
+        for_bound=for_bound,
+        observations=[(term.after_step, term.observation) for term in terms],
     )
+
+
+def learn(blocks: Sequence[Measurement], rules: Sequence[GammaRule], bound: NecessaryBound) -> None:
+    """Show the γ rules, one a group, and the necessary bound what a step's blocks have measured.
+
+    The pseudo-gradients shown are those of the step's whole loss ``Σ f ℓ``: with all factors 1 for
+    one batch, and with shares of 1 for micro-batches, they are just g̃.
+    """
+    blocks = [block for block in blocks if len(block.weights) and block.factor > 0]
+    total = sum(block.factor for block in blocks)
+    for block in blocks:
+        share = block.factor / total
+        gram, weights = block.gram() / share, block.weights * share
+        squared = gram.diagonal(dim1=1, dim2=2)
+        for rule in {id(rule): rule for rule in rules}.values():
+            shared = torch.tensor([other is rule for other in rules])
+            rule.update(squared[shared].sum(0), weights)
+        if block.for_bound:
+            values = torch.tensor([rule.value for rule in rules], dtype=torch.float64)
+            samples = total**2 / sum(b.factor**2 / b.samples for b in blocks)
+            bound.update((values[:, None, None] * gram).sum(0), weights, block.sample, samples)
+
+
+def _check_adjoint(
+    session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]
+) -> None:
+    """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
+    forward = float((cotangent * term.tangents).sum())
+    backward = session.scale * float(dot(gradient, session.tangents))
+    size = float(cotangent.norm() * term.tangents.norm()) + session.scale * math.sqrt(
+        float(dot(gradient, gradient) * dot(session.tangents, session.tangents))
+    )
+    if abs(forward - backward) > 1e4 * torch.finfo(cotangent.dtype).eps * size:
+        raise RuntimeError(
+            f"the model's tangents and gradients disagree ({forward:.6g} against {backward:.6g}), "
+            "so F̂v would be wrong. Something in it cuts one and not the other: a part that "
+            "depends on parameters under torch.no_grad() (use .detach() instead, which cuts "
+            "both), or a custom operation whose backward is not its derivative."
+        )
 
 
 def _independent_terms(term: Term) -> float:
@@ -104,24 +172,28 @@ def _positions(step: int, rows: int) -> tuple[float, float]:
 def pull_back(
     outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
 ) -> list[Tensor]:
-    """``Jᵀ u``: the outputs' cotangents, pulled back to the parameters (0 for frozen ones)."""
-    wanted = [p for p in parameters if p.requires_grad]
-    found = torch.autograd.grad(outputs, wanted, cotangents, retain_graph=True, allow_unused=True)
-    gradients = dict(zip(map(id, wanted), found, strict=True))
-    pulled = [gradients.get(id(p)) for p in parameters]
-    return [
-        torch.zeros_like(p) if g is None else g for g, p in zip(pulled, parameters, strict=True)
-    ]
+    """``Jᵀ u``: the outputs' cotangents, pulled back to trainable parameters."""
+    found = torch.autograd.grad(
+        outputs, parameters, cotangents, retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
 
 
-def _grams(pulled: Sequence[list[Tensor]], groups: Sequence[Group]) -> Tensor:
-    """``g̃_iᵀ C g̃_j`` for each group."""
+def _grams(
+    pulled: Sequence[list[Tensor]], parameters: Sequence[Tensor], groups: Sequence[Group]
+) -> Tensor:
+    """``g̃_iᵀ C g̃_j`` for each group; frozen parameters have gradient 0."""
     n = len(pulled)
     grams = torch.zeros(len(groups), n, n, dtype=torch.float64)
-    start = 0
-    for k, (parameters, C) in enumerate(groups):
-        pieces = [g[start : start + len(parameters)] for g in pulled]
-        start += len(parameters)
+    if n == 0:
+        return grams
+    position = {id(p): i for i, p in enumerate(parameters)}
+    for k, (group, C) in enumerate(groups):
+        places = [position.get(id(p)) for p in group]
+        pieces = [
+            [torch.zeros_like(p) if i is None else g[i] for i, p in zip(places, group, strict=True)]
+            for g in pulled
+        ]
         for j, right in enumerate(pieces):
             preconditioned = C.apply(right)
             for i in range(j + 1):

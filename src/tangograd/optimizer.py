@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -15,9 +16,17 @@ from torch.optim.optimizer import ParamsT
 
 from tangograd import gamma as gammas
 from tangograd import preconditioners
+from tangograd.checks import (
+    check_factors,
+    check_gradients,
+    check_options,
+    check_parameters,
+    check_same_kind,
+    rate,
+)
 from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.likelihoods import Likelihood
-from tangograd.measurement import Measurement, measure
+from tangograd.measurement import Measurement, learn, measure
 from tangograd.preconditioners import Preconditioner
 from tangograd.residual import Equation, relative_residual
 from tangograd.tangents import Session, dual_parameters
@@ -76,7 +85,8 @@ class TANGO(Optimizer):
     Args:
         params: parameters or groups, as for any optimizer. Groups may have their own ``lr``,
             ``gamma``, ``preconditioner``, ``weight_decay`` and ``accelerated``.
-        lr: δt, from 0 to 1; any scheduler may drive it. At 0, θ rests and v settles.
+        lr: δt, from 0 to 1; any scheduler may drive it. At 0, θ rests and v settles (unless
+            ``accelerated``).
         gamma: γ: a number; ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; or a
             rule of :mod:`tangograd.gamma`. Groups that name the same rule share one γ, computed
             over all their parameters.
@@ -138,12 +148,12 @@ class TANGO(Optimizer):
         options = self.defaults | param_group
         options["gamma"] = self._rule(options["gamma"])
         options["preconditioner"] = preconditioners.resolve(options["preconditioner"])
-        _check_options(options)
-        options |= {"previous_lr": float(options["lr"]), "steps": 0}
+        check_options(options)
+        options |= {"previous_lr": rate(options), "steps": 0}
         super().add_param_group(options)
         group = self.param_groups[-1]
         try:
-            _check_parameters(group["params"])
+            check_parameters(group["params"])
             group["preconditioner"].check(group["params"])
         except (TypeError, ValueError):
             self.param_groups.pop()
@@ -154,6 +164,12 @@ class TANGO(Optimizer):
         rule = gammas.resolve(gamma)
         used = [group["gamma"] for group in self.param_groups if isinstance(gamma, str)]
         return next((other for other in used if type(other) is type(rule)), rule)
+
+    def _gamma(self, group: dict[str, Any]) -> GammaRule:
+        """The group's rule; users may have set another number or name."""
+        if not isinstance(group["gamma"], GammaRule):
+            group["gamma"] = self._rule(group["gamma"])
+        return group["gamma"]  # type: ignore[no-any-return]
 
     # ------------------------------------------------------------------ one forward pass
 
@@ -184,7 +200,7 @@ class TANGO(Optimizer):
             )
         groups = [(group["params"], group["preconditioner"]) for group in self.param_groups]
         step = self.param_groups[0]["steps"]
-        self._pending.append(measure(session.terms, groups, step=step, samples=self._looks(step)))
+        self._pending.append(measure(session, groups, step=step, samples=self._looks(step)))
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
         """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
@@ -215,21 +231,24 @@ class TANGO(Optimizer):
             self._names[id(p)] = name
 
     def _velocities(self, group: dict[str, Any]) -> list[Tensor]:
-        """V of each parameter; frozen ones are constants, with velocity 0."""
+        """The velocity of each parameter; frozen ones are constants, with velocity 0."""
         velocities = []
         for p in group["params"]:
             if not p.requires_grad:
                 velocities.append(torch.zeros_like(p))
                 continue
-            if "velocity" not in self.state[p]:
-                self.state[p]["velocity"] = torch.zeros_like(p)
-            velocities.append(self.state[p]["velocity"])
+            state = self.state[p]
+            if "velocity" not in state:
+                state["velocity"] = torch.zeros_like(p)
+            elif state["velocity"].dtype != p.dtype or state["velocity"].device != p.device:
+                state["velocity"] = state["velocity"].to(p)  # the model was moved
+            velocities.append(state["velocity"])
         return velocities
 
     def _session(self) -> AbstractContextManager[Session]:
         """Dual parameters with tangents ``(1-δt_{k-1}) v``.
 
-        The factor that most groups share is left to the outputs, so that their v is not copied.
+        The largest factor is left to the outputs, so that groups which have it need no copy of v.
         """
         scale = max(1 - group["previous_lr"] for group in self.param_groups)
         parameters, tangents = [], []
@@ -249,7 +268,12 @@ class TANGO(Optimizer):
         """
         if step < NecessaryBound.ENOUGH or step & (step - 1) == 0:
             return 2
-        return int(any(group["gamma"].needs_pseudo_gradients for group in self.param_groups))
+        return int(any(self._gamma(group).needs_pseudo_gradients for group in self.param_groups))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """As torch's; blocks whose gradients are thereby discarded no longer count."""
+        super().zero_grad(set_to_none)
+        self._pending = [block for block in self._pending if not block.used]
 
     # ------------------------------------------------------------------ the step
 
@@ -268,50 +292,58 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        if not self._pending:
+        blocks = [block for block in self._pending if block.used]
+        if not blocks:
             raise RuntimeError(
-                "step() needs a forward pass inside `with optimizer.tangents(model):` (or "
-                "`optimizer.evaluate`) since the last step; without it this would silently be SGD."
+                "step() needs a loss from inside `with optimizer.tangents(model):` (or "
+                "`optimizer.evaluate`), and its backward, since the last step; without them this "
+                "would silently be SGD."
             )
-        self._check_gradients()
+        check_factors(blocks)
         for group in self.param_groups:
-            group["gamma"] = gammas.resolve(group["gamma"])  # users may set a number
-            _check_options(group)
-        self._update_gamma()
-        self._quotient = self._fisher_quotient()
+            check_options(group)
+            self._gamma(group)
+        self._pending = []
+        check_gradients(list(self._named_gradients()))
+        self._update_gamma(blocks)
+        self._quotient = self._fisher_quotient(blocks)
         for group in self.param_groups:
             self._move(group)
-        measured, self._pending = self._pending, []
-        for callback in dict.fromkeys(c for m in measured for c in m.after_step):
-            callback()
+        observed: dict[Callable[[list[Any]], None], list[Any]] = {}
+        for callback, observation in (pair for block in blocks for pair in block.observations):
+            observed.setdefault(callback, []).append(observation)
+        for callback, observations in observed.items():
+            callback(observations)
         return loss
 
     def _move(self, group: dict[str, Any]) -> None:
         """One step of one group."""
         params, v = group["params"], self._velocities(group)
-        bracket = [torch.zeros_like(p) if p.grad is None else p.grad for p in params]
-        decay = group["weight_decay"]
-        if decay:  # the prior's λ (θ - (1-δt_{k-1}) v)
-            bracket = list(torch._foreach_add(bracket, params, alpha=decay))
-            torch._foreach_add_(bracket, v, alpha=-decay * (1 - group["previous_lr"]))
-        preconditioned = group["preconditioner"].apply(bracket)
         trainable = [i for i, p in enumerate(params) if p.requires_grad]
+        bracket = [
+            p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
+            for p in params
+        ]
+        decay, keep = group["weight_decay"], 1 - group["previous_lr"]
+        if decay:  # the prior's λ (θ - (1-δt_{k-1}) v)
+            for i in trainable:
+                bracket[i] = bracket[i] + decay * (params[i] - keep * v[i])
+        preconditioned = group["preconditioner"].apply(bracket)
         tango_update(
             [params[i] for i in trainable],
             [v[i] for i in trainable],
             [preconditioned[i] for i in trainable],
             gamma=group["gamma"].value,
-            dt=float(group["lr"]),
+            dt=rate(group),
             dt_previous=group["previous_lr"],
             accelerated=group["accelerated"],
         )
-        group["previous_lr"] = float(group["lr"])
+        group["previous_lr"] = rate(group)
         group["steps"] += 1
 
-    def _fisher_quotient(self) -> float:
+    def _fisher_quotient(self, blocks: list[Measurement]) -> float:
         """``ṽᵀF̂ṽ / ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
-        weight = sum(m.weight for m in self._pending)
-        numerator = sum(m.weight * m.curvature for m in self._pending) / weight
+        numerator = sum(block.curvature for block in blocks)
         denominator = 0.0
         for group in self.param_groups:
             v, factor = self._velocities(group), (1 - group["previous_lr"]) ** 2
@@ -320,60 +352,25 @@ class TANGO(Optimizer):
                 numerator += group["weight_decay"] * factor * float(dot(v, v))
         return numerator / denominator if denominator > 0 else math.nan
 
-    def _check_gradients(self) -> None:
-        """Raise before anything is changed when the gradients cannot be used."""
-        named: list[tuple[Tensor, str]] = [
-            (p.grad, self._names.get(id(p), f"number {i} of group {k}"))
-            for k, group in enumerate(self.param_groups)
-            for i, p in enumerate(group["params"])
-            if p.requires_grad and p.grad is not None
-        ]
-        if not named:
-            raise RuntimeError("no parameter has a gradient: call loss.backward() before step()")
-        for grad, name in named:
-            if grad.is_sparse:
-                raise RuntimeError(
-                    f"the gradient of parameter {name!r} is sparse, but TANGO's velocity is dense: "
-                    "use sparse=False in the embedding"
-                )
-        # One number shows whether anything is wrong; only then is it worth looking where.
-        if math.isfinite(sum(float(grad.sum()) for grad, _ in named)):
-            return
-        for grad, name in named:
-            if not bool(grad.isfinite().all()):
-                raise FloatingPointError(
-                    f"the gradient of parameter {name!r} is not finite. The step is not taken and "
-                    "the state is untouched; check the batch, or lower gamma or lr."
-                )
+    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
+        """The gradients that there are, with the names that the model gives their parameters."""
+        for k, group in enumerate(self.param_groups):
+            for i, p in enumerate(group["params"]):
+                if p.requires_grad and p.grad is not None:
+                    yield self._names.get(id(p), f"number {i} of group {k}"), p.grad
 
-    def _update_gamma(self) -> None:
-        """Show the rules their groups' pseudo-gradients, and watch the necessary bound."""
-        rules = [group["gamma"] for group in self.param_groups]
-        for measured in self._pending:
-            if not len(measured.weights):
-                continue
-            squared = measured.grams.diagonal(dim1=1, dim2=2)
-            for rule in {id(rule): rule for rule in rules}.values():
-                shared = torch.tensor([other is rule for other in rules])
-                rule.update(squared[shared].sum(0), measured.weights)
-            values = torch.tensor([rule.value for rule in rules], dtype=torch.float64)
-            gram = (values[:, None, None] * measured.grams).sum(0)
-            self._bound.update(gram, measured.weights, measured.sample, self._samples())
+    def _update_gamma(self, blocks: list[Measurement]) -> None:
+        """Let the rules learn, and warn once past the necessary bound."""
+        learn(blocks, [group["gamma"] for group in self.param_groups], self._bound)
         if self._bound.excess > 1 and not self._warned:
             self._warned = True
             warnings.warn(
-                f"gamma is about {self._bound.excess:.2g} times the bound that is necessary for "
+                f"gamma is about {self._bound.excess:.2f} times the bound that is necessary for "
                 "TANGO to be proved convergent (past twice the bound the velocity diverges): "
                 'lower gamma, or use gamma="max".',
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=5,
             )
-
-    def _samples(self) -> float:
-        """Independent terms in the accumulated F̂."""
-        measured = [m for m in self._pending if len(m.weights)]
-        total = sum(m.weight for m in measured)
-        return float(total**2 / sum(m.weight**2 / m.samples for m in measured))
 
     # ------------------------------------------------------------------ what it knows of itself
 
@@ -389,7 +386,7 @@ class TANGO(Optimizer):
         known: dict[str, float] = {}
         for k, group in enumerate(self.param_groups):
             suffix = f"_{k}" if k else ""
-            gamma = group["gamma"].value if group["steps"] else math.nan
+            gamma = self._gamma(group).value if group["steps"] else math.nan
             known[f"gamma{suffix}"] = gamma
             known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
         known["fisher_quotient"] = self._quotient
@@ -406,7 +403,7 @@ class TANGO(Optimizer):
         The relative residual ``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, with g
         and F averaged over the batches: 0 when v solves the equation that it settles at, about 1
         when v is unrelated to it. Use several batches: on one, its own noise dominates. Nothing is
-        changed: buffers, random state and the likelihood are left as they were.
+        changed: a module's buffers, the random state and the likelihood are left as they were.
 
         Args:
             model: maps the inputs of a batch to outputs.
@@ -414,15 +411,15 @@ class TANGO(Optimizer):
                 sampling noise.
             batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
         """
-        if not all(group["steps"] for group in self.param_groups):
-            raise RuntimeError("residual() needs a velocity: take at least one step first")
+        if not all(group["steps"] and self._gamma(group).value for group in self.param_groups):
+            raise RuntimeError("residual() needs a velocity and γ > 0: take a step first")
         equations = [
             Equation(
                 params=group["params"],
                 v=self._velocities(group),
                 C=group["preconditioner"],
                 keep=1 - group["previous_lr"],
-                damping=group["previous_lr"] / group["gamma"].value,
+                damping=group["previous_lr"] / self._gamma(group).value,
                 prior=group["weight_decay"],
             )
             for group in self.param_groups
@@ -433,31 +430,32 @@ class TANGO(Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As torch's: the rule's and the preconditioner's statistics stand in their group."""
-        packed = super().state_dict()
-        for saved, group in zip(packed["param_groups"], self.param_groups, strict=True):
-            saved["gamma"] = group["gamma"].state_dict()
-            saved["preconditioner"] = group["preconditioner"].state_dict()
-        return packed
+        kept = [(group, self._gamma(group), group["preconditioner"]) for group in self.param_groups]
+        for group, gamma, C in kept:  # so that hooks, too, see tensors and plain numbers
+            group |= {"gamma": gamma.state_dict(), "preconditioner": C.state_dict()}
+        try:
+            return super().state_dict()
+        finally:
+            for group, gamma, C in kept:
+                group |= {"gamma": gamma, "preconditioner": C}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a saved run; the γ rules and preconditioners must be of the kinds saved."""
-        kept = [
-            {name: group[name] for name in ("gamma", "preconditioner")}
-            for group in self.param_groups
-        ]
-        for ours, saved in zip(kept, state_dict["param_groups"], strict=False):
-            for name, part in ours.items():
-                if part.state_dict().keys() != saved[name].keys():
-                    raise ValueError(
-                        f"the saved {name} has statistics {sorted(saved[name])}, but this "
-                        f"optimizer's {type(part).__name__} has {sorted(part.state_dict())}: "
-                        f"construct it with the same kind of {name} before loading"
-                    )
+        kept = [(self._gamma(group), group["preconditioner"]) for group in self.param_groups]
+        groups = state_dict.get("param_groups", [])
+        for (gamma, C), group, saved in zip(kept, self.param_groups, groups, strict=False):
+            if "gamma" not in saved or "preconditioner" not in saved:
+                raise ValueError("this is not the state_dict of a TANGO optimizer")
+            check_same_kind("gamma", gamma, saved["gamma"])
+            check_same_kind("preconditioner", C, saved["preconditioner"])
+            trial = deepcopy(C)
+            trial.load_state_dict(saved["preconditioner"])
+            trial.check(group["params"])
         super().load_state_dict(state_dict)
-        for ours, group in zip(kept, self.param_groups, strict=True):
-            for name, part in ours.items():
-                part.load_state_dict(group[name])
-                group[name] = part
+        for (gamma, C), group in zip(kept, self.param_groups, strict=True):
+            gamma.load_state_dict(group["gamma"])
+            C.load_state_dict(group["preconditioner"])
+            group |= {"gamma": gamma, "preconditioner": C}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
@@ -470,25 +468,3 @@ class TANGO(Optimizer):
         self._quotient = math.nan
         self._bound = NecessaryBound()
         self._warned = False
-
-
-def _check_options(group: dict[str, Any]) -> None:
-    """The rules for a group's numbers."""
-    if not 0 <= float(group["lr"]) <= 1:
-        raise ValueError(
-            f"lr is δt, a fraction of the velocity, and must lie between 0 and 1; got {group['lr']}"
-        )
-    if not 0 <= group["weight_decay"] < math.inf:
-        raise ValueError(
-            f"weight_decay is the precision of a prior and cannot be negative; "
-            f"got {group['weight_decay']}"
-        )
-
-
-def _check_parameters(parameters: list[Tensor]) -> None:
-    for p in parameters:
-        if not p.is_floating_point():
-            raise TypeError(
-                f"TANGO needs real floating-point parameters; got {p.dtype}. Store a complex "
-                "parameter as its real view (torch.view_as_real)."
-            )

@@ -54,32 +54,33 @@ def relative_residual(
     Args:
         equations: one a parameter group.
         session: opens a forward pass whose tangents are ``(1-δt) v``.
-        model: maps inputs to outputs; its buffers are restored.
+        model: maps inputs to outputs; the buffers of a module are restored.
         likelihood: used through a copy, so that its random state does not move.
         batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
     """
     likelihood = deepcopy(likelihood)
     params = [p for equation in equations for p in equation.params]
-    g = [torch.zeros_like(p) for p in params]
-    Fv = [torch.zeros_like(p) for p in params]
+    g = {p: torch.zeros_like(p) for p in params}
+    Fv = {p: torch.zeros_like(p) for p in params}
     W = 0.0
-    with _as_it_was(model):
+    with _as_it_was(model), torch.enable_grad():
         for inputs, *targets in batches:
             with session() as forward:
                 likelihood(model(inputs), *targets)
             (term,) = forward.terms
             W += term.total_weight
             for total, cotangent in ((g, term.gradient), (Fv, term.product)):
-                pulled = pull_back([term.outputs], params, [cotangent])
-                torch._foreach_add_(total, pulled, alpha=term.total_weight)
+                pulled = pull_back([term.outputs], forward.parameters, [cotangent])
+                for p, piece in zip(forward.parameters, pulled, strict=True):
+                    total[p].add_(piece, alpha=term.total_weight)
     if W == 0:
         raise ValueError("the residual needs at least one batch")
-    residual, gradient, start = 0.0, 0.0, 0
+    residual, gradient = 0.0, 0.0
     with torch.no_grad():
         for equation in equations:
-            here = slice(start, start + len(equation.params))
-            start = here.stop
-            rCr, gCg = _squared_norms(equation, [x / W for x in g[here]], [x / W for x in Fv[here]])
+            rCr, gCg = _squared_norms(
+                equation, [g[p] / W for p in equation.params], [Fv[p] / W for p in equation.params]
+            )
             residual, gradient = residual + rCr, gradient + gCg
     return math.sqrt(residual / gradient) if gradient > 0 else math.inf
 
@@ -87,7 +88,7 @@ def relative_residual(
 def _squared_norms(equation: Equation, g: list[Tensor], Fv: list[Tensor]) -> tuple[float, float]:
     """``rᵀCr`` and ``gᵀCg`` of one group; ``Fv`` already has the factor 1-δt."""
     params, v, C, keep, damping, prior = equation
-    g = [x + prior * p for x, p in zip(g, params, strict=True)]
+    g = [x + prior * p if p.requires_grad else x for x, p in zip(g, params, strict=True)]
     r = [
         x - y - prior * keep * w - damping * z
         for x, y, w, z in zip(g, Fv, v, C.apply_inverse(v), strict=True)

@@ -30,35 +30,46 @@ from torch.overrides import TorchFunctionMode
 
 
 @dataclass
+class Share:
+    """How much of a term has gone into the gradient: the factor its backward was called with."""
+
+    factor: float = 0.0
+
+
+@dataclass
 class Term:
     """What one evaluation of a likelihood contributes to the bracket ``g - F̂ v``.
 
-    All tensors live in output space, flattened to one row a sample.
+    All tensors live in output space, one row a sample.
 
     Attributes:
         outputs: ``z``, shape ``(B, *event)``, with its autograd graph.
+        tangents: ``t = (1-δt_{k-1}) J v``.
         gradient: cotangent of the loss, ``w_i s_i``; its pull-back is ``g``.
         product: cotangent of ``F̂ v``; its pull-back is ``F̂ v``.
-        curvature: ``vᵀ F̂ v``, a scalar.
         weights: ``w``, shape ``(B,)``, summing to 1.
         total_weight: ``W``, the sum that they had (the number of samples without weights).
         rank_one: F̂ is one outer product for the whole batch.
         closed_form: F̂ averages over ỹ, so a sample has many independent pseudo-gradients.
         draw: ``(position, copy) -> (cotangent, weight)`` of a pseudo-gradient, for a position in
             [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
-        after_step: called once the step has been taken.
+        after_step: called with the observations of a step, once it has been taken.
+        observation: what the likelihood wants to remember of this batch.
+        share: filled by the backward pass.
     """
 
     outputs: Tensor
+    tangents: Tensor
     gradient: Tensor
     product: Tensor
-    curvature: Tensor
     weights: Tensor
     total_weight: float
     rank_one: bool
     closed_form: bool
     draw: Callable[[float, int], tuple[Tensor, float]]
-    after_step: Callable[[], None]
+    after_step: Callable[[list[Any]], None]
+    observation: Any
+    share: Share = field(default_factory=Share)
 
 
 @dataclass
@@ -66,10 +77,14 @@ class Session:
     """One forward pass with dual parameters.
 
     Attributes:
-        scale: the factor (1-δt_{k-1}) still to be applied to the outputs' tangents.
+        parameters: those that carry a tangent.
+        tangents: theirs, up to ``scale``.
+        scale: a common factor, applied to the outputs' tangents.
         terms: what the likelihoods evaluated inside have left.
     """
 
+    parameters: Sequence[Tensor]
+    tangents: Sequence[Tensor]
     scale: float
     terms: list[Term] = field(default_factory=list)
 
@@ -128,7 +143,7 @@ def dual_parameters(
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
             for p, v in zip(parameters, tangents, strict=True):
                 p.copy_(forward_ad.make_dual(p.detach(), v))
-        _active = session = Session(scale)
+        _active = session = Session(parameters, tangents, scale)
         try:
             with _ProductRule():
                 yield session

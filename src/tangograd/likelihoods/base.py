@@ -94,15 +94,17 @@ class Likelihood(nn.Module, ABC):
             z, t = session.unpack(z)
             with torch.no_grad():
                 plain = z.detach()
-                self._before_loss(plain, y, w, W)
+                observation = self._observe(plain, y, w, W)
                 loss = torch.dot(w, self.log_loss(plain, y))
                 _require_finite_loss(loss, plain)
-                term = self._term(z, t, y, w, W)
+                term = self._term(z, t, y, w, W, observation)
                 cotangent = term.gradient - term.product
             session.terms.append(term)
-            return _LossWithCotangent.apply(z, loss, cotangent)  # type: ignore[no-any-return]
+            return _LossWithCotangent.apply(z, loss, cotangent, term.share)  # type: ignore[no-any-return]
 
-    def _term(self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: float) -> tangents.Term:
+    def _term(
+        self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: float, observation: Any
+    ) -> tangents.Term:
         """The bracket ``g - F̂ v`` in output space."""
         plain = z.detach()
         estimate = ESTIMATES[self.fisher]
@@ -116,22 +118,28 @@ class Likelihood(nn.Module, ABC):
         product = estimate.product(self, plain, t, lambda: s_tilde(0), w)
         return tangents.Term(
             outputs=z,
+            tangents=t,
             gradient=rows(w, s) * s,
             product=product,
-            curvature=(t * product).sum(),
             weights=w,
             total_weight=W,
             rank_one=estimate.rank_one,
             closed_form=estimate.closed_form,
             draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
             after_step=self._after_step,
+            observation=observation,
         )
 
-    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> None:
-        """Look at a batch of training data before its loss is computed."""
+    def _observe(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> Any:
+        """What to remember of a batch of training data."""
+        del z, y, w, W
 
-    def _after_step(self) -> None:
-        """Take over what ``_before_loss`` saw, once the optimizer has made its step."""
+    def _after_step(self, observations: list[Any]) -> None:
+        """Learn from the batches of a step, once the optimizer has made it."""
+
+    def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Targets in the type that the formulas work with."""
+        return targets.to(outputs.dtype)
 
     def _one_row_a_sample(
         self, outputs: Tensor, targets: Tensor, weights: Tensor | None
@@ -149,6 +157,7 @@ class Likelihood(nn.Module, ABC):
                 f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
                 f"{tuple(outputs.shape)} (no broadcasting); got {tuple(targets.shape)}"
             )
+        targets = self._convert(outputs, targets)
         kept = self._counting(targets, leading, weights)
         self._check_domain(outputs, targets, kept)
         z, y = outputs, targets
@@ -163,7 +172,7 @@ class Likelihood(nn.Module, ABC):
         if weights is not None:
             w = weights.detach().to(z.dtype).reshape(-1)
             w = w if kept is None else w[kept.reshape(-1)]
-            W = float(w.sum())
+            W = float(w.sum(dtype=torch.float64))
         if W == 0:
             raise ValueError(
                 "no sample counts: the batch is empty, or every target is ignored or has weight "
@@ -245,20 +254,24 @@ class _LossWithCotangent(torch.autograd.Function):
     """A loss of the given value whose backward sends the given cotangent to the outputs."""
 
     @staticmethod
-    def forward(ctx: Any, z: Tensor, loss: Tensor, cotangent: Tensor) -> Tensor:
+    def forward(
+        ctx: Any, z: Tensor, loss: Tensor, cotangent: Tensor, share: tangents.Share
+    ) -> Tensor:
         del z
         ctx.save_for_backward(cotangent)
+        ctx.share = share
         return loss.clone()
 
     @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
         if tangents.active() is not None:
             raise RuntimeError(
                 "call loss.backward() after the `tangents` block, not inside it: there the "
                 "parameters are dual numbers, and torch would differentiate their tangents too"
             )
         (cotangent,) = ctx.saved_tensors
-        return grad_outputs[0] * cotangent, None, None
+        ctx.share.factor += float(grad_outputs[0])
+        return grad_outputs[0] * cotangent, None, None, None
 
 
 def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
@@ -296,7 +309,7 @@ class Elementwise(Likelihood):
 
     def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """The sum of the elements' log-losses over the event."""
-        loss = self._element_loss(outputs, targets.to(outputs.dtype))
+        loss = self._element_loss(outputs, self._convert(outputs, targets))
         return (
             loss.sum(tuple(range(-self.event_dimensions(outputs), 0)))
             if self.event_dimensions(outputs)

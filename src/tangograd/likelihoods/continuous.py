@@ -49,7 +49,7 @@ class Gaussian(Elementwise):
             self.register_buffer("steps", torch.tensor(0))
         else:
             self.variance = initial
-        self._seen = (0.0, 0.0)  # Σ w_i · square error, Σ w_i since the last step
+        self._started = False
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """``(z - y)/σ²``."""
@@ -73,26 +73,27 @@ class Gaussian(Elementwise):
     def _variance(self, like: Tensor) -> Tensor:
         return like.new_tensor(float(self.variance))
 
-    def _before_loss(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> None:
+    def _observe(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> tuple[float, float] | None:
+        """The mean square error of the batch, and its weight."""
         if not self.tracked:
-            return
-        error = (z - y).square().reshape(len(z), -1).mean(1)
-        square = float(torch.dot(w, error))
-        self._seen = (self._seen[0] + W * square, self._seen[1] + W)
-        if int(self.steps) == 0 and self._seen[1] == W:
-            self._set_variance(square)
+            return None
+        error = float(torch.dot(w, (z - y).square().reshape(len(z), -1).mean(1)))
+        if int(self.steps) == 0 and not self._started:
+            self._set_variance(error)
+        return error, W
 
-    def _after_step(self) -> None:
-        square, weight = self._seen
-        if weight > 0:
+    def _after_step(self, observations: list[tuple[float, float] | None]) -> None:
+        seen = [observation for observation in observations if observation is not None]
+        if seen:
             self.steps += 1
             rate = max(1 / int(self.steps), 0.01)
-            self._set_variance((1 - rate) * float(self.variance) + rate * square / weight)
-            self._seen = (0.0, 0.0)
+            error = sum(e * W for e, W in seen) / sum(W for _, W in seen)
+            self._set_variance((1 - rate) * float(self.variance) + rate * error)
 
     def _set_variance(self, value: float) -> None:
         if math.isfinite(value):
             assert isinstance(self.variance, Tensor)
+            self._started = True
             self.variance.fill_(max(value, torch.finfo(self.variance.dtype).tiny))
 
 

@@ -61,12 +61,16 @@ class Categorical(Likelihood):
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return tuple(outputs.shape[:-1])
 
+    def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        del outputs
+        if targets.is_floating_point() or targets.is_complex():
+            raise ValueError(f"Categorical needs integer class indices; got {targets.dtype}")
+        return targets.long()
+
     def _ignored(self, targets: Tensor) -> Tensor:
         return targets == self.ignore_index
 
     def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
-        if targets.is_floating_point() or targets.is_complex():
-            raise ValueError(f"Categorical needs integer class indices; got {targets.dtype}")
         classes = outputs.shape[-1]
         return (targets < 0) | (targets >= classes), f"classes from 0 to {classes - 1}"
 
@@ -151,8 +155,8 @@ class NegativeBinomial(Elementwise):
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """``(μ - y)/(1 + αμ)``."""
-        mu = outputs.exp()
-        return (mu - targets) / (1 + self.dispersion * mu)
+        odds = outputs + math.log(self.dispersion)  # ln αμ
+        return odds.sigmoid() / self.dispersion - targets * (-odds).sigmoid()
 
     def sample(self, outputs: Tensor) -> Tensor:
         """A Poisson count whose mean is ``μ`` times a Gamma variable of mean 1, variance α."""
@@ -168,8 +172,7 @@ class NegativeBinomial(Elementwise):
         return (y + r) * log_one_plus - y * (z + math.log(self.dispersion)) - coefficient
 
     def _fisher_diagonal(self, z: Tensor) -> Tensor:
-        mu = z.exp()
-        return mu / (1 + self.dispersion * mu)
+        return (z + math.log(self.dispersion)).sigmoid() / self.dispersion
 
     def _inside(self, y: Tensor) -> Tensor:
         return _is_count(y)

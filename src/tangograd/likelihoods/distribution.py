@@ -70,8 +70,20 @@ class FromDistribution(Likelihood):
         raise NotImplementedError("FromDistribution has no closed form for the Fisher information")
 
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        distribution = self.make(outputs)
+        distribution = self.make(outputs.detach())
+        leading = outputs.shape[: outputs.dim() - self.event_dimensions(outputs)]
+        if distribution.batch_shape[: len(leading)] != leading:
+            raise ValueError(
+                "FromDistribution needs one distribution a sample: for outputs of shape "
+                f"{tuple(outputs.shape)}, `make` must return a batch_shape that starts with "
+                f"{tuple(leading)}; got {tuple(distribution.batch_shape)} (event_shape "
+                f"{tuple(distribution.event_shape)})"
+            )
         return tuple(distribution.batch_shape + distribution.event_shape)
+
+    def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        whole = not (targets.is_floating_point() or targets.dtype == torch.bool)
+        return targets if whole else targets.to(outputs.dtype)
 
     def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
         support = self.make(outputs.detach()).support

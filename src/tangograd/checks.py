@@ -1,0 +1,82 @@
+"""What TANGO refuses, with the rule that is broken and the way out."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from torch import Tensor
+
+from tangograd.gamma import GammaRule
+from tangograd.measurement import Measurement
+from tangograd.preconditioners import Preconditioner
+
+
+def check_same_kind(name: str, part: GammaRule | Preconditioner, saved: dict[str, Any]) -> None:
+    """A saved state must come from the same kind of rule or preconditioner."""
+    ours = part.state_dict().keys()
+    if ours != saved.keys():
+        raise ValueError(
+            f"the saved {name} has statistics {sorted(saved)}, but this optimizer's "
+            f"{type(part).__name__} has {sorted(ours)}: construct it with the same kind of {name} "
+            "before loading"
+        )
+
+
+def rate(group: dict[str, Any]) -> float:
+    """δt, with the rounding errors of schedulers taken off."""
+    return min(max(float(group["lr"]), 0.0), 1.0)
+
+
+def check_options(group: dict[str, Any]) -> None:
+    """The rules for a group's numbers."""
+    if not -1e-6 <= float(group["lr"]) <= 1 + 1e-6:
+        raise ValueError(
+            f"lr is δt, a fraction of the velocity, and must lie between 0 and 1; got {group['lr']}"
+        )
+    if not 0 <= group["weight_decay"] < math.inf:
+        raise ValueError(
+            f"weight_decay is the precision of a prior and cannot be negative; "
+            f"got {group['weight_decay']}"
+        )
+
+
+def check_parameters(parameters: list[Tensor]) -> None:
+    """TANGO works on real numbers."""
+    for p in parameters:
+        if not p.is_floating_point():
+            raise TypeError(
+                f"TANGO needs real floating-point parameters; got {p.dtype}. Store a complex "
+                "parameter as its real view (torch.view_as_real)."
+            )
+
+
+def check_factors(blocks: list[Measurement]) -> None:
+    """A likelihood's Fisher matrix enters with its factor in the loss."""
+    factors = [share.factor for block in blocks for share in block.shares]
+    if min(factors) < 0:
+        raise ValueError(
+            f"a likelihood entered the loss with the factor {min(factors)}: a log-loss is "
+            "minimised, so factors must be positive"
+        )
+
+
+def check_gradients(named: list[tuple[str, Tensor]]) -> None:
+    """Gradients must be there, dense and finite."""
+    if not named:
+        raise RuntimeError("no parameter has a gradient: call loss.backward() before step()")
+    for name, grad in named:
+        if grad.is_sparse:
+            raise RuntimeError(
+                f"the gradient of parameter {name!r} is sparse, but TANGO's velocity is dense: "
+                "use sparse=False in the embedding"
+            )
+    # One number shows whether anything is wrong; only then is it worth looking where.
+    if math.isfinite(sum(float(grad.sum()) for _, grad in named)):
+        return
+    for name, grad in named:
+        if not bool(grad.isfinite().all()):
+            raise FloatingPointError(
+                f"the gradient of parameter {name!r} is not finite. The step is not taken and the "
+                "state is untouched; check the batch, or lower gamma or lr."
+            )
