@@ -31,6 +31,9 @@ Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and it
 _GOLDEN, _SILVER = (5**0.5 - 1) / 2, 2**0.5 - 1  # multiples of both fill the unit square evenly
 
 
+_NOTHING = torch.zeros(0, dtype=torch.float64)  # where no pseudo-gradients were drawn
+
+
 @dataclass
 class Measurement:
     """What one `tangents` block leaves for the step; T terms, n pseudo-gradients of each.
@@ -105,9 +108,9 @@ def measure(session: Session, groups: Sequence[Group], *, step: int, samples: in
     return Measurement(
         shares=[term.share for term in terms],
         curvatures=[float((term.tangents * term.product).sum()) for term in terms],
-        grams=_grams(pulled, session.parameters, groups).reshape(shape),
-        weights=torch.tensor(weights[: len(plan)], dtype=torch.float64),
-        sample=torch.tensor([i for i, _ in plan]),
+        grams=_grams(pulled, session.parameters, groups).reshape(shape) if plan else _NOTHING,
+        weights=torch.tensor(weights[: len(plan)], dtype=torch.float64) if plan else _NOTHING,
+        sample=torch.tensor([i for i, _ in plan]) if plan else _NOTHING,
         samples=_independent_terms(terms[0]) if plan else math.nan,
         for_bound=for_bound,
         observations=[(term.after_step, term.observation) for term in terms],
@@ -140,9 +143,9 @@ def _check_adjoint(
 ) -> None:
     """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
     forward = float((cotangent * term.tangents).sum())
-    backward = session.scale * float(dot(gradient, session.tangents))
+    backward = session.scale * dot(gradient, session.tangents)
     size = float(cotangent.norm() * term.tangents.norm()) + session.scale * math.sqrt(
-        float(dot(gradient, gradient) * dot(session.tangents, session.tangents))
+        dot(gradient, gradient) * dot(session.tangents, session.tangents)
     )
     if abs(forward - backward) > 1e4 * torch.finfo(cotangent.dtype).eps * size:
         raise RuntimeError(
@@ -185,8 +188,6 @@ def _grams(
     """``g̃_iᵀ C g̃_j`` for each group; frozen parameters have gradient 0."""
     n = len(pulled)
     grams = torch.zeros(len(groups), n, n, dtype=torch.float64)
-    if n == 0:
-        return grams
     position = {id(p): i for i, p in enumerate(parameters)}
     for k, (group, C) in enumerate(groups):
         places = [position.get(id(p)) for p in group]
@@ -197,5 +198,5 @@ def _grams(
         for j, right in enumerate(pieces):
             preconditioned = C.apply(right)
             for i in range(j + 1):
-                grams[k, i, j] = grams[k, j, i] = float(dot(pieces[i], preconditioned))
+                grams[k, i, j] = grams[k, j, i] = dot(pieces[i], preconditioned)
     return grams

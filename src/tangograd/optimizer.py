@@ -347,9 +347,9 @@ class TANGO(Optimizer):
         denominator = 0.0
         for group in self.param_groups:
             v, factor = self._velocities(group), (1 - group["previous_lr"]) ** 2
-            denominator += factor * float(dot(v, group["preconditioner"].apply_inverse(v)))
+            denominator += factor * dot(v, group["preconditioner"].apply_inverse(v))
             if group["weight_decay"]:
-                numerator += group["weight_decay"] * factor * float(dot(v, v))
+                numerator += group["weight_decay"] * factor * dot(v, v)
         return numerator / denominator if denominator > 0 else math.nan
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:

@@ -93,7 +93,7 @@ def _squared_norms(equation: Equation, g: list[Tensor], Fv: list[Tensor]) -> tup
         x - y - prior * keep * w - damping * z
         for x, y, w, z in zip(g, Fv, v, C.apply_inverse(v), strict=True)
     ]
-    return float(dot(r, C.apply(r))), float(dot(g, C.apply(g)))
+    return dot(r, C.apply(r)), dot(g, C.apply(g))
 
 
 @contextmanager

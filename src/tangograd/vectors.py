@@ -27,11 +27,10 @@ def unflatten(vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     return [piece.reshape(tensor.shape) for piece, tensor in zip(pieces, like, strict=True)]
 
 
-def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
-    """The inner product of two lists of tensors, a scalar.
+def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
+    """The inner product of two lists of tensors.
 
     >>> dot([torch.ones(2), torch.tensor(2.0)], [torch.ones(2), torch.tensor(5.0)])
-    tensor(12.)
+    12.0
     """
-    products = [torch.dot(x.reshape(-1), y.reshape(-1)) for x, y in zip(a, b, strict=True)]
-    return torch.stack(products).sum() if products else torch.zeros(())
+    return sum(float(torch.dot(x.reshape(-1), y.reshape(-1))) for x, y in zip(a, b, strict=True))
