@@ -157,7 +157,7 @@ class Likelihood(nn.Module, ABC):
                 f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
                 f"{tuple(outputs.shape)} (no broadcasting); got {tuple(targets.shape)}"
             )
-        targets = self._convert(outputs, targets)
+        targets = self._convert(outputs, targets.detach())
         kept = self._counting(targets, leading, weights)
         self._check_domain(outputs, targets, kept)
         z, y = outputs, targets
