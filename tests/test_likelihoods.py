@@ -297,7 +297,7 @@ def test_targets_outside_the_domain(likelihood, z, y, message):
     ("likelihood", "z", "y", "w", "message"),
     [
         (Gaussian(), (3, 1), (3,), None, r"shape \(3, 1\).*no broadcasting.*got \(3,\)"),
-        (Categorical(), (3, 4), (3, 1), None, r"targets of shape \(3,\)"),
+        (Categorical(), (3, 4), (3, 1), None, r"targets of shape \(3,\).*classes last"),
         (MeanScaleGaussian(), (3, 3), (3, 1), None, "must be even"),
         (MeanScaleGaussian(), (3, 4), (3, 4), None, r"shape \(3, 2\)"),
         (Gaussian(), (3, 2), (3, 2), (3, 2), r"one value a sample, shape \(3,\)"),

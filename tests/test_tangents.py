@@ -2,6 +2,7 @@
 
 import math
 import re
+import warnings
 from copy import deepcopy
 
 import pytest
@@ -301,3 +302,26 @@ def test_targets_are_constants_even_if_the_model_made_them():
     g = flatten(torch.autograd.grad(likelihood(z, z.detach() + 1), parameters, retain_graph=True))
     F = fisher_matrix(likelihood, z, parameters)
     torch.testing.assert_close(flatten([p.grad for p in parameters]), g - 0.7 * F @ v)
+
+
+@pytest.mark.parametrize(("scale", "gamma"), [(20.0, 0.1), (1.0, 50.0)])
+def test_saturated_outputs_are_no_disagreement(scale, gamma):
+    """Scores of 1e-23 underflow in float32 when squared; that must not look like an error."""
+    torch.set_default_dtype(torch.float32)
+    for seed in range(3):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 2))
+        with torch.no_grad():
+            for p in model.parameters():
+                p.mul_(scale)
+        x = torch.randn(32, 2)
+        y = model(x).argmax(-1)
+        optimizer, likelihood = TANGO(model.parameters(), gamma=gamma), Categorical()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)
+            for _ in range(20):
+                optimizer.zero_grad()
+                with optimizer.tangents(model):
+                    loss = likelihood(model(x), y)
+                loss.backward()
+                optimizer.step()

@@ -57,13 +57,16 @@ __all__ = [
     "__version__",
 ]
 
+_MODULES = ("gamma", "likelihoods", "optimizer", "preconditioners", "reference")
 _HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {"TANGO": "tangograd.optimizer"}
 
 
 def __getattr__(name: str) -> object:
-    if name not in __all__:
+    if name not in __all__ and name not in _MODULES:
         raise AttributeError(f"module 'tangograd' has no attribute {name!r}")
     try:
+        if name in _MODULES:
+            return importlib.import_module(f"tangograd.{name}")
         return getattr(importlib.import_module(_HOME[name]), name)
     except ModuleNotFoundError as error:
         if error.name != "torch":
@@ -76,4 +79,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_MODULES])

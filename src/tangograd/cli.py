@@ -115,6 +115,7 @@ def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], No
     with Progress(*columns, console=stderr, disable=quiet) as bar:
         task = bar.add_task(what, total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
+        bar.update(task, description=what)
 
 
 def main() -> None:

@@ -119,7 +119,9 @@ def draw(runs: list[Run], path: Path) -> None:
         epochs = range(1, len(run.train_loss) + 1)
         colour = colours[run.optimizer]
         losses.plot(epochs, run.test_loss, color=colour, lw=2, label=f"{run.optimizer}, test")
-        losses.plot(epochs, run.train_loss, color=colour, lw=1, ls="--", label="training")
+        losses.plot(
+            epochs, run.train_loss, color=colour, lw=1, ls="--", label=f"{run.optimizer}, training"
+        )
     losses.set(yscale="log", xlabel="epoch", ylabel="log-loss", title="Handwritten digits")
     losses.legend(loc="upper right", ncols=3, fontsize=8)
     tango = next(run for run in runs if run.optimizer == "TANGO")
@@ -144,7 +146,10 @@ def draw(runs: list[Run], path: Path) -> None:
     )
     inside.plot(epochs, tango.damping, color="black", ls=":", label="δt/γ: damped below")
     inside.set(
-        yscale="log", xlabel="epoch", ylabel="vᵀF̂v / vᵀv", title="What TANGO knows of itself"
+        yscale="log",
+        xlabel="epoch",
+        ylabel="vᵀF̂v / vᵀv",
+        title="TANGO: curvature along v and its limits",
     )
     inside.margins(y=0.3)
     inside.legend(loc="lower right", fontsize=8)

@@ -142,12 +142,14 @@ def _check_adjoint(
     session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]
 ) -> None:
     """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
-    forward = float((cotangent * term.tangents).sum())
-    backward = session.scale * dot(gradient, session.tangents)
-    size = float(cotangent.norm() * term.tangents.norm()) + session.scale * math.sqrt(
-        dot(gradient, gradient) * dot(session.tangents, session.tangents)
-    )
-    if abs(forward - backward) > 1e4 * torch.finfo(cotangent.dtype).eps * size:
+    u, t = cotangent.double(), term.tangents.double()
+    gradient = [g.double() for g in gradient]
+    v = [session.scale * v.double() for v in session.tangents]
+    forward, backward = float((u * t).sum()), dot(gradient, v)
+    size = float(u.norm() * t.norm()) + math.sqrt(dot(gradient, gradient) * dot(v, v))
+    precision = torch.finfo(cotangent.dtype)
+    too_small_to_tell = size < precision.smallest_normal**0.5
+    if not too_small_to_tell and abs(forward - backward) > 1e4 * precision.eps * size:
         raise RuntimeError(
             f"the model's tangents and gradients disagree ({forward:.6g} against {backward:.6g}), "
             "so F̂v would be wrong. Something in it cuts one and not the other: a part that "

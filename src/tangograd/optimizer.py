@@ -85,8 +85,8 @@ class TANGO(Optimizer):
     Args:
         params: parameters or groups, as for any optimizer. Groups may have their own ``lr``,
             ``gamma``, ``preconditioner``, ``weight_decay`` and ``accelerated``.
-        lr: δt, from 0 to 1; any scheduler may drive it. At 0, θ rests and v settles (unless
-            ``accelerated``).
+        lr: δt, from 0 to 1; any scheduler may drive it (the cyclic ones with
+            ``cycle_momentum=False``). At 0, θ rests and v settles (unless ``accelerated``).
         gamma: γ: a number; ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; or a
             rule of :mod:`tangograd.gamma`. Groups that name the same rule share one γ, computed
             over all their parameters.
@@ -119,7 +119,7 @@ class TANGO(Optimizer):
     _names: dict[int, str]  # names of the model's parameters, for messages
     _quotient: float
     _bound: NecessaryBound
-    _warned: bool
+    _warned: float  # the excess over the bound that was last warned of
 
     def __init__(
         self,
@@ -360,14 +360,14 @@ class TANGO(Optimizer):
                     yield self._names.get(id(p), f"number {i} of group {k}"), p.grad
 
     def _update_gamma(self, blocks: list[Measurement]) -> None:
-        """Let the rules learn, and warn once past the necessary bound."""
+        """Let the rules learn, and warn past the necessary bound, and again when it doubles."""
         learn(blocks, [group["gamma"] for group in self.param_groups], self._bound)
-        if self._bound.excess > 1 and not self._warned:
-            self._warned = True
+        if self._bound.excess > max(1.0, 2 * self._warned):
+            self._warned = self._bound.excess
             warnings.warn(
-                f"gamma is about {self._bound.excess:.2f} times the bound that is necessary for "
-                "TANGO to be proved convergent (past twice the bound the velocity diverges): "
-                'lower gamma, or use gamma="max".',
+                f"at this point of training gamma is about {self._bound.excess:.2f} times the "
+                "bound that is necessary for TANGO to be proved convergent (past twice the bound "
+                'the velocity diverges): lower gamma, or use gamma="max".',
                 RuntimeWarning,
                 stacklevel=5,
             )
@@ -401,9 +401,11 @@ class TANGO(Optimizer):
         """How far the velocity is from the damped natural gradient at the current parameters.
 
         The relative residual ``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, with g
-        and F averaged over the batches: 0 when v solves the equation that it settles at, about 1
-        when v is unrelated to it. Use several batches: on one, its own noise dominates. Nothing is
-        changed: a module's buffers, the random state and the likelihood are left as they were.
+        and F averaged over the batches: 0 when v solves the equation that it settles at, 1 for
+        v = 0. Near an optimum g vanishes, and the noise that v carries from its last batches makes
+        the residual exceed 1. Use several batches: on one, its own noise dominates. The model runs
+        in the mode that it is in (train or eval). Nothing is changed: a module's buffers, the
+        random state and the likelihood are left as they were.
 
         Args:
             model: maps the inputs of a batch to outputs.
@@ -467,4 +469,4 @@ class TANGO(Optimizer):
         self._names = {}
         self._quotient = math.nan
         self._bound = NecessaryBound()
-        self._warned = False
+        self._warned = 0.0

@@ -35,6 +35,9 @@ class Likelihood(nn.Module, ABC):
         event_dims: how many trailing dimensions of the outputs make up one sample.
     """
 
+    #: How outputs and targets go together, in words.
+    layout = "one target for each output element"
+
     def __init__(
         self,
         *,
@@ -155,7 +158,8 @@ class Likelihood(nn.Module, ABC):
         if tuple(targets.shape) != wanted:
             raise ValueError(
                 f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
-                f"{tuple(outputs.shape)} (no broadcasting); got {tuple(targets.shape)}"
+                f"{tuple(outputs.shape)} ({self.layout}; no broadcasting); "
+                f"got {tuple(targets.shape)}"
             )
         targets = self._convert(outputs, targets.detach())
         kept = self._counting(targets, leading, weights)

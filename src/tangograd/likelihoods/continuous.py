@@ -21,8 +21,9 @@ class Gaussian(Elementwise):
     Args:
         variance: σ², or ``"tracked"``: a running mean of the square error on the training batches,
             kept in the buffer ``variance``. The first batch sets it; then each optimizer step moves
-            it by 1/k, and by 1% from the hundredth step on. With a fixed γ, a σ² that falls slows
-            the steps down: combine ``"tracked"`` with a γ rule.
+            it by 1/k, and by 1% from the hundredth step on. The effective rate is γ/σ²: a fixed γ
+            that is right for the first σ² becomes too large as σ² falls, so combine ``"tracked"``
+            with a γ rule.
         **options: ``fisher``, ``generator`` and ``event_dims``; see :class:`Likelihood`.
 
     Example:
@@ -147,6 +148,8 @@ class MeanScaleGaussian(Likelihood):
         >>> MeanScaleGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))  # ½ ln 2π
         tensor(0.9189)
     """
+
+    layout = "one target for each pair of mean and log-scale"
 
     def __init__(
         self, *, fisher: Fisher = "expected", generator: torch.Generator | None = None

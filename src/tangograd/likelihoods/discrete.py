@@ -27,6 +27,8 @@ class Categorical(Likelihood):
         tensor(1.3863)
     """
 
+    layout = "classes last, one class index a sample"
+
     def __init__(
         self,
         ignore_index: int = -100,

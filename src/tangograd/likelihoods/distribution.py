@@ -30,6 +30,8 @@ class FromDistribution(Likelihood):
         tensor(1.1931)
     """
 
+    layout = "batch_shape and event_shape of the distribution"
+
     def __init__(
         self,
         make: Callable[[Tensor], Distribution],
