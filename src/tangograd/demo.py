@@ -112,7 +112,7 @@ def draw(runs: list[Run], path: Path) -> None:
     """Loss curves of all, and TANGO's view of itself."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(10, 4), layout="constrained")
+    figure = Figure(figsize=(10, 4.6), layout="constrained")
     losses, inside = figure.subplots(1, 2)
     colours = {"SGD": "#0072B2", "Adam": "#E69F00", "TANGO": "#009E73"}  # Okabe and Ito
     for run in runs:
@@ -123,7 +123,6 @@ def draw(runs: list[Run], path: Path) -> None:
             epochs, run.train_loss, color=colour, lw=1, ls="--", label=f"{run.optimizer}, training"
         )
     losses.set(yscale="log", xlabel="epoch", ylabel="log-loss", title="Handwritten digits")
-    losses.legend(loc="upper right", ncols=3, fontsize=8)
     tango = next(run for run in runs if run.optimizer == "TANGO")
     epochs = range(1, len(tango.gamma) + 1)
     inside.fill_between(
@@ -151,9 +150,14 @@ def draw(runs: list[Run], path: Path) -> None:
         ylabel="vᵀF̂v / vᵀv",
         title="TANGO: curvature along v and its limits",
     )
-    inside.margins(y=0.3)
-    inside.legend(loc="lower right", fontsize=8)
-    for axes in (losses, inside):
+    for axes, columns in ((losses, 3), (inside, 1)):
+        axes.legend(
+            loc="upper center",
+            bbox_to_anchor=(0.5, -0.16),
+            ncols=columns,
+            fontsize=9,
+            frameon=False,
+        )
         axes.grid(alpha=0.3)
         axes.spines[["top", "right"]].set_visible(False)
     with replacing(path) as draft:
