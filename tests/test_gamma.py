@@ -131,6 +131,15 @@ def test_groups_that_name_the_same_rule_share_one_gamma():
     assert min(gammas[2]["gamma"], gammas[2]["gamma_1"]) > gammas[0]["gamma"]
 
 
+def test_a_rule_given_as_an_object_is_not_shared_with_a_name():
+    a, b, c = (torch.zeros(1, requires_grad=True) for _ in range(3))
+    own = RunningMax()
+    optimizer = TANGO([{"params": [a], "gamma": own}, {"params": [b]}, {"params": [c]}])
+    rules = [group["gamma"] for group in optimizer.param_groups]
+    assert rules[0] is own
+    assert rules[1] is rules[2] is not own
+
+
 def test_over_the_steps_the_whole_batch_is_seen():
     """Each step looks at another sample; γ reaches 1/max over all of them."""
     model = Logistic()

@@ -42,6 +42,8 @@ class GammaRule(ABC):
     statistics: ClassVar[tuple[str, ...]]
     #: Whether :meth:`update` is to see a pseudo-gradient in every step.
     needs_pseudo_gradients: ClassVar[bool] = True
+    #: Whether it was asked for by name, and so belongs to all groups that say this name.
+    by_name = False
 
     @abstractmethod
     def update(self, squared_norms: Tensor, weights: Tensor) -> None:
@@ -259,7 +261,9 @@ def resolve(gamma: float | str | GammaRule) -> GammaRule:
             raise ValueError(
                 f"gamma is a positive number, a rule, or one of {sorted(RULES)}; got {gamma!r}"
             )
-        return RULES[gamma]()
+        rule = RULES[gamma]()
+        rule.by_name = True
+        return rule
     if not isinstance(gamma, int | float):
         raise ValueError(f"gamma is a positive number, a rule, or one of {sorted(RULES)}")
     return Constant(gamma)

@@ -162,8 +162,9 @@ class TANGO(Optimizer):
     def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
         """The rule meant; a name means the same rule, with one γ, in all groups."""
         rule = gammas.resolve(gamma)
-        used = [group["gamma"] for group in self.param_groups if isinstance(gamma, str)]
-        return next((other for other in used if type(other) is type(rule)), rule)
+        used = (group["gamma"] for group in self.param_groups)
+        same = (other for other in used if type(other) is type(rule) and other.by_name)
+        return next(same, rule) if isinstance(gamma, str) else rule
 
     def _gamma(self, group: dict[str, Any]) -> GammaRule:
         """The group's rule; users may have set another number or name."""
