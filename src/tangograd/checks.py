@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import math
+from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
 
-from tangograd.gamma import GammaRule
 from tangograd.measurement import Measurement
-from tangograd.preconditioners import Preconditioner
 
 
-def check_same_kind(name: str, part: GammaRule | Preconditioner, saved: dict[str, Any]) -> None:
-    """A saved state must come from the same kind of rule or preconditioner."""
-    ours = part.state_dict().keys()
-    if ours != saved.keys():
-        raise ValueError(
-            f"the saved {name} has statistics {sorted(saved)}, but this optimizer's "
-            f"{type(part).__name__} has {sorted(ours)}: construct it with the same kind of {name} "
-            "before loading"
-        )
+def check_state(groups: list[dict[str, Any]], state_dict: dict[str, Any]) -> None:
+    """A saved state must come from the same kinds of rules and preconditioners, and fit."""
+    for group, saved in zip(groups, state_dict.get("param_groups", []), strict=False):
+        if "gamma" not in saved or "preconditioner" not in saved:
+            raise ValueError("this is not the state_dict of a TANGO optimizer")
+        for name in ("gamma", "preconditioner"):
+            part, statistics = group[name], group[name].state_dict().keys()
+            if statistics != saved[name].keys():
+                raise ValueError(
+                    f"the saved {name} has statistics {sorted(saved[name])}, but this optimizer's "
+                    f"{type(part).__name__} has {sorted(statistics)}: construct it with the same "
+                    f"kind of {name} before loading"
+                )
+        trial = deepcopy(group["preconditioner"])
+        trial.load_state_dict(saved["preconditioner"])
+        trial.check(group["params"])
 
 
 def rate(group: dict[str, Any]) -> float:

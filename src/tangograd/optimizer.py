@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from copy import deepcopy
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +20,7 @@ from tangograd.checks import (
     check_gradients,
     check_options,
     check_parameters,
-    check_same_kind,
+    check_state,
     rate,
 )
 from tangograd.gamma import GammaRule, NecessaryBound
@@ -445,15 +444,7 @@ class TANGO(Optimizer):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a saved run; the γ rules and preconditioners must be of the kinds saved."""
         kept = [(self._gamma(group), group["preconditioner"]) for group in self.param_groups]
-        groups = state_dict.get("param_groups", [])
-        for (gamma, C), group, saved in zip(kept, self.param_groups, groups, strict=False):
-            if "gamma" not in saved or "preconditioner" not in saved:
-                raise ValueError("this is not the state_dict of a TANGO optimizer")
-            check_same_kind("gamma", gamma, saved["gamma"])
-            check_same_kind("preconditioner", C, saved["preconditioner"])
-            trial = deepcopy(C)
-            trial.load_state_dict(saved["preconditioner"])
-            trial.check(group["params"])
+        check_state(self.param_groups, state_dict)
         super().load_state_dict(state_dict)
         for (gamma, C), group in zip(kept, self.param_groups, strict=True):
             gamma.load_state_dict(group["gamma"])
