@@ -95,6 +95,15 @@ def test_the_costs_in_the_readme_are_the_measured_ones():
         assert f"{fixed:.2f} ({rule:.2f}) {words}" in text
 
 
+def test_the_losses_in_the_readme_are_those_of_its_picture():
+    figures = json.loads((ROOT / "docs/images/digits.json").read_text())
+    loss = {run["optimizer"]: run["test_loss"][-1] for run in figures["runs"]}
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"same test loss as SGD ({loss['SGD']:.3f}; Adam {loss['Adam']:.3f})" in text
+    assert loss["TANGO"] == pytest.approx(loss["SGD"], abs=0.002)
+    assert f"{figures['epochs']} epochs, seed {figures['seed']}" in text
+
+
 def test_the_unsupervised_example_finds_the_data(capsys):
     torch.set_default_dtype(torch.float32)
     main = runpy.run_path(str(ROOT / "examples/unsupervised.py"))["main"]
