@@ -14,7 +14,7 @@ from .cases import COMBINATIONS, MODELS, dense_estimate, problem, set_velocity
 def test_gradient_is_the_bracket(model_name, name, fisher):
     model, x, y, likelihood = problem(model_name, name, fisher=fisher)
     parameters = list(model.parameters())
-    optimizer = TANGO(parameters, gamma=0.1)
+    optimizer = TANGO(parameters, gamma=0.1, preconditioner=None)
     v = set_velocity(optimizer, model)
     g, F = dense_estimate(likelihood, model(x), y, parameters)
     with optimizer.tangents(model):
@@ -33,7 +33,7 @@ def test_weights_and_ignored_samples(name, fisher):
     model, x, y, likelihood = problem("mlp", name, fisher=fisher)
     w = torch.tensor([0.5, 2.0, 0.0, 1.0, 3.0])
     parameters = list(model.parameters())
-    optimizer = TANGO(parameters, gamma=0.1)
+    optimizer = TANGO(parameters, gamma=0.1, preconditioner=None)
     v = set_velocity(optimizer, model)
     g, F = dense_estimate(likelihood, model(x), y, parameters, w)
     with optimizer.tangents(model):
@@ -49,7 +49,7 @@ def test_weights_and_ignored_samples(name, fisher):
 @pytest.mark.parametrize("name", ["categorical", "gaussian", "poisson"])
 def test_micro_batches_equal_one_large_batch(name, fisher):
     model, x, y, likelihood = problem("mlp", name, fisher=fisher)
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     set_velocity(optimizer, model)
     with optimizer.tangents(model):
         loss = likelihood(model(x), y)
@@ -67,7 +67,7 @@ def test_micro_batches_equal_one_large_batch(name, fisher):
 def test_micro_batches_of_sampled_given_the_same_pseudo_samples(monkeypatch):
     model, x, y, likelihood = problem("mlp", "categorical", fisher="sampled")
     drawn = torch.tensor([0, 3, 1, 2, 2])
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     set_velocity(optimizer, model)
 
     def gradient(parts):
@@ -87,7 +87,7 @@ def test_micro_batches_of_sampled_given_the_same_pseudo_samples(monkeypatch):
 def test_two_losses_in_one_block_add_their_fisher_matrices():
     model, x, y, likelihood = problem("mlp", "categorical")
     parameters = list(model.parameters())
-    optimizer = TANGO(parameters, gamma=0.1)
+    optimizer = TANGO(parameters, gamma=0.1, preconditioner=None)
     v = set_velocity(optimizer, model)
     _, _, y2, second = problem("mlp", "gaussian")
     g1, F1 = dense_estimate(likelihood, model(x), y, parameters)
@@ -107,7 +107,9 @@ def test_two_losses_in_one_block_add_their_fisher_matrices():
 def test_groups_decay_their_velocities_by_their_own_rates():
     model, x, y, likelihood = problem("mlp", "categorical")
     parameters = list(model.parameters())
-    optimizer = TANGO([{"params": parameters[:2]}, {"params": parameters[2:]}], gamma=0.1)
+    optimizer = TANGO(
+        [{"params": parameters[:2]}, {"params": parameters[2:]}], gamma=0.1, preconditioner=None
+    )
     set_velocity(optimizer, model)
     optimizer.param_groups[0]["previous_lr"] = 0.9
     optimizer.param_groups[1]["previous_lr"] = 0.2

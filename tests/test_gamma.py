@@ -98,7 +98,7 @@ def test_rank_one_estimates_are_measured_whole():
     likelihood = Bernoulli(fisher="minibatch")
     y_tilde = torch.tensor([1.0, 0.0, 1.0, 1.0])
     likelihood.sample = lambda _: y_tilde
-    optimizer = TANGO(model.parameters())
+    optimizer = TANGO(model.parameters(), gamma="max", preconditioner=None)
     x = torch.randn(4, 3)
     h = (x * (0.5 - y_tilde)[:, None]).sum(0) / 2
     one_step(model, optimizer, likelihood, x, torch.ones(4))
@@ -108,10 +108,10 @@ def test_rank_one_estimates_are_measured_whole():
 def test_groups_that_name_the_same_rule_share_one_gamma():
     """g̃ over both groups: two rules of their own could add up past the bound."""
     model = mlp()
-    whole = TANGO(model.parameters())
+    whole = TANGO(model.parameters(), gamma="max", preconditioner=None)
     groups = [{"params": list(model[i].parameters())} for i in (0, 2)]
-    split = TANGO(groups)
-    own = TANGO([groups[0], groups[1] | {"gamma": RunningMax()}])
+    split = TANGO(groups, gamma="max", preconditioner=None)
+    own = TANGO([groups[0], groups[1] | {"gamma": RunningMax()}], preconditioner=None)
     x, y = torch.randn(5, 3), torch.randint(4, (5,))
     gammas = []
     for optimizer in (whole, split, own):
@@ -134,7 +134,9 @@ def test_groups_that_name_the_same_rule_share_one_gamma():
 def test_a_rule_given_as_an_object_is_not_shared_with_a_name():
     a, b, c = (torch.zeros(1, requires_grad=True) for _ in range(3))
     own = RunningMax()
-    optimizer = TANGO([{"params": [a], "gamma": own}, {"params": [b]}, {"params": [c]}])
+    optimizer = TANGO(
+        [{"params": [a], "gamma": own}, {"params": [b]}, {"params": [c]}], preconditioner=None
+    )
     rules = [group["gamma"] for group in optimizer.param_groups]
     assert rules[0] is own
     assert rules[1] is rules[2] is not own
@@ -143,7 +145,7 @@ def test_a_rule_given_as_an_object_is_not_shared_with_a_name():
 def test_over_the_steps_the_whole_batch_is_seen():
     """Each step looks at another sample; γ reaches 1/max over all of them."""
     model = Logistic()
-    optimizer = TANGO(model.parameters(), lr=0.0)
+    optimizer = TANGO(model.parameters(), lr=0.0, gamma="max", preconditioner=None)
     likelihood = Bernoulli(fisher="empirical")
     x, y = torch.randn(13, 3), (torch.arange(13) % 2).double()
     norms = (x * 0.5).square().sum(1)
@@ -195,7 +197,9 @@ class TestNecessaryBound:
         x = torch.randn(20, 4)
         halves = [nn.Parameter(torch.zeros(2)), nn.Parameter(torch.zeros(2))]
         optimizer = TANGO(
-            [{"params": [h], "gamma": g} for h, g in zip(halves, gammas, strict=True)], lr=0.0
+            [{"params": [h], "gamma": g} for h, g in zip(halves, gammas, strict=True)],
+            lr=0.0,
+            preconditioner=None,
         )
         optimizer._looks = lambda step: 2
         likelihood = Bernoulli(fisher=fisher)
@@ -215,7 +219,7 @@ class TestNecessaryBound:
 def warned(likelihood, gamma, B=1, steps=200):
     """Whether a run on the paper's Gaussian example at σ = 1 warns."""
     theta = torch.zeros(2, requires_grad=True)
-    optimizer = TANGO([theta], lr=0.0, gamma=gamma)
+    optimizer = TANGO([theta], lr=0.0, gamma=gamma, preconditioner=None)
     y = torch.randn(B, 1, generator=torch.Generator().manual_seed(1))
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -254,7 +258,7 @@ def test_the_warning_needs_enough_pseudo_gradients():
 def test_the_closed_form_bound_is_not_fed_with_single_pseudo_gradients():
     """With a rule, one pseudo-gradient a step is looked at: not enough for tr F_x²."""
     theta = torch.zeros(10, requires_grad=True)
-    optimizer = TANGO([theta], lr=0.0, gamma=Kurtosis(1.0))
+    optimizer = TANGO([theta], lr=0.0, gamma=Kurtosis(1.0), preconditioner=None)
     likelihood = Categorical(generator=torch.Generator().manual_seed(0))
     for _ in range(400):
         optimizer.zero_grad()

@@ -241,7 +241,7 @@ class TestTrackedVariance:
     def test_follows_the_mean_square_error(self):
         model = nn.Linear(3, 2)
         likelihood = Gaussian("tracked")
-        optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1)
+        optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1, preconditioner=None)
         errors = []
         for _ in range(3):
             x, y = torch.randn(8, 3), torch.randn(8, 2)
@@ -252,7 +252,7 @@ class TestTrackedVariance:
     def test_is_constant_within_a_step(self):
         model = nn.Linear(3, 2)
         likelihood = Gaussian("tracked")
-        optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1)
+        optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1, preconditioner=None)
         batches = [(torch.randn(4, 3), torch.randn(4, 2)) for _ in range(2)]
         self.step(model, optimizer, likelihood, batches)
         errors = [(model(x) - y).square().mean().item() for x, y in batches]
@@ -355,7 +355,7 @@ def test_types_of_outputs_and_targets_may_differ(name, outputs, targets):
     theta = torch.zeros(OUTPUTS, dtype=outputs, requires_grad=True)
     shape = {"categorical": (3,), "mean-scale": (3, OUTPUTS // 2)}.get(name, (3, OUTPUTS))
     y = torch.ones(shape, dtype=targets)
-    optimizer = TANGO([theta], gamma=1e-3)
+    optimizer = TANGO([theta], gamma=1e-3, preconditioner=None)
     if name == "categorical" and targets.is_floating_point:
         with pytest.raises(ValueError, match="integer class indices"):
             likelihood(theta.expand(3, -1), y)
@@ -403,7 +403,7 @@ def test_a_multivariate_distribution():
 class TestRefusedTrackedVariance:
     def test_a_refused_loss_changes_nothing(self):
         theta = torch.zeros(1, requires_grad=True)
-        likelihood, optimizer = Gaussian("tracked"), TANGO([theta], gamma=0.1)
+        likelihood, optimizer = Gaussian("tracked"), TANGO([theta], gamma=0.1, preconditioner=None)
         with pytest.raises(FloatingPointError), optimizer.tangents():
             likelihood((theta / 0).expand(3, 1), torch.ones(3, 1))
         assert likelihood.variance == 1

@@ -65,7 +65,7 @@ def test_bad_options(options, message):
     with pytest.raises(ValueError, match=message):
         TANGO(mlp().parameters(), **options)
     model = mlp()
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     extra = [p.detach().clone().requires_grad_() for p in mlp().parameters()]
     with pytest.raises(ValueError, match=message):
         optimizer.add_param_group({"params": extra, **options})
@@ -74,13 +74,17 @@ def test_bad_options(options, message):
 
 def test_complex_parameters_are_refused():
     with pytest.raises(TypeError, match="view_as_real"):
-        TANGO([torch.zeros(2, dtype=torch.complex128, requires_grad=True)])
+        TANGO(
+            [torch.zeros(2, dtype=torch.complex128, requires_grad=True)],
+            gamma="max",
+            preconditioner=None,
+        )
 
 
 def test_the_defaults_train():
     model = mlp()
     data = batches(30)
-    optimizer = TANGO(model.parameters())
+    optimizer = TANGO(model.parameters(), gamma="max", preconditioner=None)
     likelihood = Categorical()
     train(model, optimizer, likelihood, data[:1] * 300)
     assert optimizer.param_groups[0]["lr"] == 0.1
@@ -118,7 +122,7 @@ def test_schedulers_drive_dt(name):
     """Each step uses δt_k for θ and δt_{k-1} for v: checked against the equations."""
     model = nn.Linear(3, 4)
     likelihood = Categorical()
-    optimizer = TANGO(model.parameters(), lr=0.5, gamma=0.1)
+    optimizer = TANGO(model.parameters(), lr=0.5, gamma=0.1, preconditioner=None)
     scheduler = SCHEDULERS[name](optimizer)
     seen, previous = [], 0.5
     for batch in batches(8):
@@ -139,7 +143,7 @@ def test_schedulers_drive_dt(name):
 def test_at_rate_zero_theta_rests_and_v_settles():
     model, x, y, likelihood = problem("mlp", "categorical")
     before = [p.detach().clone() for p in model.parameters()]
-    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1)
+    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.1, preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)] * 5)
     assert all(p.equal(q) for p, q in zip(model.parameters(), before, strict=True))
     assert optimizer.state[model[0].weight]["velocity"].abs().max() > 0
@@ -148,7 +152,7 @@ def test_at_rate_zero_theta_rests_and_v_settles():
 @pytest.mark.parametrize("lr", [1.2, -0.1])
 def test_a_rate_that_leaves_its_range_later(lr):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)])
     optimizer.param_groups[0]["lr"] = lr
     optimizer.zero_grad()
@@ -188,7 +192,7 @@ def test_groups_have_their_own_options():
 
 def test_gamma_may_be_set_by_hand():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1)
+    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1, preconditioner=None)
     optimizer.param_groups[0]["gamma"] = 0.025
     theta = model[0].weight.detach().clone()
     train(model, optimizer, likelihood, [(x, y)])
@@ -198,7 +202,7 @@ def test_gamma_may_be_set_by_hand():
 def test_add_param_group_starts_at_velocity_zero():
     model = mlp()
     model[2].requires_grad_(False)
-    optimizer = TANGO(model[0].parameters(), lr=0.5, gamma=0.1)
+    optimizer = TANGO(model[0].parameters(), lr=0.5, gamma=0.1, preconditioner=None)
     data = batches(4)
     likelihood = Categorical()
     train(model, optimizer, likelihood, data[:3])
@@ -211,7 +215,7 @@ def test_add_param_group_starts_at_velocity_zero():
 
 def test_tied_weights_have_one_velocity():
     model = TiedEmbedding()
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     tokens = torch.randint(4, (2, 3))
     train(model, optimizer, Categorical(), [(tokens, tokens.roll(-1, 1))])
     assert model.output.weight is model.embedding.weight
@@ -220,7 +224,7 @@ def test_tied_weights_have_one_velocity():
 
 def test_a_parameter_without_a_gradient_coasts():
     theta, idle = torch.zeros(2, requires_grad=True), torch.zeros(1, requires_grad=True)
-    optimizer = TANGO([theta, idle], lr=0.5, gamma=0.1)
+    optimizer = TANGO([theta, idle], lr=0.5, gamma=0.1, preconditioner=None)
     optimizer.state[idle]["velocity"] = torch.ones(1)
     with optimizer.tangents():
         loss = Gaussian()(theta.expand(3, 2), torch.ones(3, 2))
@@ -234,7 +238,10 @@ def test_a_parameter_without_a_gradient_coasts():
 def test_closures():
     model, x, y, likelihood = problem("mlp", "categorical")
     twin = deepcopy(model)
-    optimizer, other = TANGO(model.parameters(), gamma=0.1), TANGO(twin.parameters(), gamma=0.1)
+    optimizer, other = (
+        TANGO(model.parameters(), gamma=0.1, preconditioner=None),
+        TANGO(twin.parameters(), gamma=0.1, preconditioner=None),
+    )
 
     def closure():
         optimizer.zero_grad()
@@ -251,7 +258,7 @@ def test_closures():
 @pytest.mark.parametrize("order", ["before the block", "after the block"])
 def test_zero_grad_may_come_before_or_after_the_forward_pass(order):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     for _ in range(2):
         if order == "before the block":
             optimizer.zero_grad(set_to_none=False)
@@ -265,7 +272,7 @@ def test_zero_grad_may_come_before_or_after_the_forward_pass(order):
 
 def test_hooks():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     called = []
     optimizer.register_step_pre_hook(lambda *_: called.append("pre"))
     optimizer.register_step_post_hook(lambda *_: called.append("post"))
@@ -320,7 +327,9 @@ def test_a_resumed_run_equals_an_uninterrupted_one_bit_for_bit(gamma, fisher):
             {"params": model[0].parameters(), "preconditioner": Halving()},
             {"params": model[2].parameters(), "lr": 0.3},
         ]
-        optimizer = TANGO(groups, lr=0.1, gamma=RULES[gamma](), weight_decay=0.01)
+        optimizer = TANGO(
+            groups, lr=0.1, gamma=RULES[gamma](), weight_decay=0.01, preconditioner=None
+        )
         scheduler = lr_scheduler.ExponentialLR(optimizer, 0.95)
         return model, optimizer, Categorical(fisher=fisher), scheduler
 
@@ -365,7 +374,10 @@ def test_state_dict_is_tensors_and_plain_numbers():
 
 def test_loading_another_kind_of_state_is_refused_and_changes_nothing():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer, other = TANGO(model.parameters()), TANGO(model.parameters(), gamma=0.1)
+    optimizer, other = (
+        TANGO(model.parameters(), gamma="max", preconditioner=None),
+        TANGO(model.parameters(), gamma=0.1, preconditioner=None),
+    )
     train(model, optimizer, likelihood, [(x, y)])
     before = deepcopy(other.state_dict())
     with pytest.raises(ValueError, match=r"saved gamma has statistics \['largest'\].*Constant"):
@@ -375,7 +387,7 @@ def test_loading_another_kind_of_state_is_refused_and_changes_nothing():
 
 def test_a_deep_copy_runs_on_its_own():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters())
+    optimizer = TANGO(model.parameters(), gamma="max", preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)] * 3)
     twin, copy = deepcopy((model, optimizer))
     train(model, optimizer, likelihood, [(x, y)] * 3)
@@ -387,7 +399,7 @@ def test_a_deep_copy_runs_on_its_own():
 
 def test_step_without_tangents():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     likelihood(model(x), y).backward()
     before = snapshot(model, optimizer)
     with pytest.raises(RuntimeError, match=r"tangents\(model\).*silently be SGD"):
@@ -401,7 +413,7 @@ def test_step_without_tangents():
 
 def test_step_without_backward():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with optimizer.tangents(model):
         likelihood(model(x), y)
     with pytest.raises(RuntimeError, match="backward"):
@@ -411,7 +423,7 @@ def test_step_without_backward():
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_a_gradient_that_is_not_finite(value):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters())
+    optimizer = TANGO(model.parameters(), gamma="max", preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)] * 2)
     with optimizer.tangents(model):
         loss = likelihood(model(x), y)
@@ -427,7 +439,7 @@ def test_a_gradient_that_is_not_finite(value):
 
 def test_unnamed_parameters_are_counted():
     theta = torch.zeros(2, requires_grad=True)
-    optimizer = TANGO([theta], gamma=0.1)
+    optimizer = TANGO([theta], gamma=0.1, preconditioner=None)
     with optimizer.tangents():
         loss = Gaussian()(theta.expand(3, 2), torch.ones(3, 2))
     loss.backward()
@@ -438,7 +450,7 @@ def test_unnamed_parameters_are_counted():
 
 def test_sparse_gradients_are_refused():
     embedding = nn.Embedding(4, 4, sparse=True)
-    optimizer = TANGO(embedding.parameters(), gamma=0.1)
+    optimizer = TANGO(embedding.parameters(), gamma=0.1, preconditioner=None)
     theta = embedding.weight
     with optimizer.tangents():
         loss = Categorical()(theta * 1.0, torch.arange(4))
@@ -450,7 +462,7 @@ def test_sparse_gradients_are_refused():
 
 def test_gradients_are_not_changed_by_the_step():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1, weight_decay=0.5)
+    optimizer = TANGO(model.parameters(), gamma=0.1, weight_decay=0.5, preconditioner=None)
     with optimizer.tangents(model):
         loss = likelihood(model(x), y)
     loss.backward()
@@ -476,7 +488,7 @@ def test_diagnostics():
 
 
 def test_printing_shows_the_options():
-    shown = repr(TANGO(mlp().parameters(), gamma=0.1))
+    shown = repr(TANGO(mlp().parameters(), gamma=0.1, preconditioner=None))
     assert "gamma: Constant(0.1)" in shown
     assert "preconditioner: Identity()" in shown
 
@@ -487,7 +499,7 @@ class TestWhatWasRefusedOrSkippedLeavesNoTrace:
     def run(self, likelihood, spoil):
         torch.manual_seed(2)
         model = nn.Linear(3, 2)
-        optimizer = TANGO(model.parameters())
+        optimizer = TANGO(model.parameters(), gamma="max", preconditioner=None)
         targets = (
             torch.randint(2, (8,)) if isinstance(likelihood, Categorical) else torch.randn(8, 2)
         )
@@ -534,7 +546,7 @@ class TestWhatWasRefusedOrSkippedLeavesNoTrace:
 
 def test_a_plain_loss_after_an_unused_block_is_not_a_step():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with optimizer.tangents(model):
         likelihood(model(x), y)
     nn.functional.cross_entropy(model(x), y).backward()
@@ -545,7 +557,7 @@ def test_a_plain_loss_after_an_unused_block_is_not_a_step():
 @pytest.mark.parametrize("value", [0.025, "max"])
 def test_gamma_may_be_set_by_hand_at_any_time(value):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)] * 20)
     optimizer.param_groups[0]["gamma"] = value
     assert "gamma" in optimizer.diagnostics()
@@ -563,7 +575,7 @@ def test_a_factor_on_the_loss_is_seen_by_the_rules(gamma):
     for factor in (1.0, 100.0):
         torch.manual_seed(3)
         model = mlp()
-        optimizer = TANGO(model.parameters(), lr=0.2, gamma=gamma)
+        optimizer = TANGO(model.parameters(), lr=0.2, gamma=gamma, preconditioner=None)
         likelihood = Categorical(generator=torch.Generator().manual_seed(0))
         for x, y in batches(30):
             optimizer.zero_grad()
@@ -583,7 +595,7 @@ def test_factors_of_several_losses_are_seen_by_the_rules():
     theta = torch.tensor([0.3, -0.2], requires_grad=True)
     a, b = Gaussian(fisher="empirical"), Gaussian(2.0, fisher="empirical")
     y1, y2 = torch.tensor([[1.0, 2.0]]), torch.tensor([[0.5]])
-    optimizer = TANGO([theta])
+    optimizer = TANGO([theta], gamma="max", preconditioner=None)
     loss = optimizer.evaluate(None, lambda: a(theta[None], y1) + 10 * b(theta[:1][None], y2))
     loss.backward()
     optimizer.step()
@@ -594,7 +606,7 @@ def test_factors_of_several_losses_are_seen_by_the_rules():
 
 def test_a_negative_factor_is_refused():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with optimizer.tangents(model):
         loss = -likelihood(model(x), y)
     loss.backward()
@@ -622,7 +634,7 @@ def test_a_frozen_parameter_reaches_no_other_through_c_or_the_prior(value):
 
 def test_schedulers_may_overshoot_by_rounding():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1)
+    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.1, preconditioner=None)
     scheduler = lr_scheduler.LinearLR(optimizer, 1 / 3, 1.0, 5)
     train(model, optimizer, likelihood, [(x, y)] * 7, scheduler)
     assert optimizer.param_groups[0]["previous_lr"] <= 1
@@ -630,7 +642,7 @@ def test_schedulers_may_overshoot_by_rounding():
 
 def test_the_model_may_change_its_precision():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     train(model, optimizer, likelihood, [(x, y)] * 2)
     model.float()
     train(model, optimizer, likelihood, [(x.float(), y)] * 2)
@@ -641,7 +653,7 @@ def test_the_model_may_change_its_precision():
 def test_other_precisions_train(dtype):
     model, x, y, likelihood = problem("mlp", "categorical")
     model, x = model.to(dtype), x.to(dtype)
-    optimizer = TANGO(model.parameters(), lr=0.3, gamma=0.3)
+    optimizer = TANGO(model.parameters(), lr=0.3, gamma=0.3, preconditioner=None)
     before = likelihood(model(x), y).item()
     train(model, optimizer, likelihood, [(x, y)] * 40)
     assert likelihood(model(x), y).item() < 0.7 * before
@@ -682,7 +694,7 @@ def test_a_preconditioner_of_another_size_is_refused_before_loading():
 
 
 def test_hooks_see_plain_numbers():
-    optimizer = TANGO(mlp().parameters())
+    optimizer = TANGO(mlp().parameters(), gamma="max", preconditioner=None)
     seen = []
     optimizer.register_state_dict_post_hook(lambda _, d: seen.append(deepcopy(d)))
     optimizer.state_dict()

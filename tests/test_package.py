@@ -67,7 +67,7 @@ def test_code_on_the_pages_runs(page):
         "x": x,
         "y": y,
         "likelihood": tangograd.Categorical(),
-        "optimizer": tangograd.TANGO(model.parameters(), gamma=0.1),
+        "optimizer": tangograd.TANGO(model.parameters(), gamma=0.1, preconditioner=None),
     }
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
     assert blocks

@@ -56,7 +56,9 @@ def test_against_the_dense_equation(kind, decay):
 def test_groups_and_weights():
     model = mlp()
     optimizer = TANGO(
-        [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters()}], gamma=0.1
+        [{"params": model[0].parameters(), "lr": 0.5}, {"params": model[2].parameters()}],
+        gamma=0.1,
+        preconditioner=None,
     )
     likelihood = Categorical()
     train(model, optimizer, likelihood, batches(4))
@@ -70,7 +72,10 @@ def test_groups_and_weights():
 def test_it_falls_as_the_velocity_settles():
     model = nn.Linear(3, 1)
     data = [(torch.randn(20, 3), torch.randint(2, (20, 1)).double()) for _ in range(5)]
-    optimizer, likelihood = TANGO(model.parameters(), lr=0.01, gamma=0.5), Bernoulli()
+    optimizer, likelihood = (
+        TANGO(model.parameters(), lr=0.01, gamma=0.5, preconditioner=None),
+        Bernoulli(),
+    )
     train(model, optimizer, likelihood, data[:1])
     early = optimizer.residual(model, likelihood, data)
     train(model, optimizer, likelihood, data * 10)
@@ -80,7 +85,7 @@ def test_it_falls_as_the_velocity_settles():
 def test_nothing_is_changed():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Dropout(), nn.Linear(4, 2))
     likelihood = Gaussian("tracked", fisher="sampled")
-    optimizer = TANGO(model.parameters(), gamma=0.01)
+    optimizer = TANGO(model.parameters(), gamma=0.01, preconditioner=None)
     data = [(torch.randn(5, 3), torch.randn(5, 2)) for _ in range(3)]
     train(model, optimizer, likelihood, data)
     before = snapshot(model, optimizer), deepcopy(likelihood.state_dict()), torch.get_rng_state()
@@ -93,7 +98,7 @@ def test_nothing_is_changed():
 
 def test_errors():
     model = mlp()
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with pytest.raises(RuntimeError, match="take a step first"):
         optimizer.residual(model, Categorical(), batches(1))
     train(model, optimizer, Categorical(), batches(1))
@@ -103,7 +108,7 @@ def test_errors():
 
 def test_it_works_where_gradients_are_off():
     model, data = mlp(), batches(2)
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     train(model, optimizer, Categorical(), data)
     with torch.no_grad():
         inside = optimizer.residual(model, Categorical(), data)
@@ -116,7 +121,7 @@ def test_frozen_parameters_are_constants():
     model.bias.requires_grad_(False)
     with torch.no_grad():
         model.bias.fill_(5.0)
-    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.3, weight_decay=0.1)
+    optimizer = TANGO(model.parameters(), lr=0.0, gamma=0.3, weight_decay=0.1, preconditioner=None)
     data = [(torch.randn(6, 2), torch.randn(6, 1))]
     train(model, optimizer, Gaussian(), data * 600)
     assert optimizer.residual(model, Gaussian(), data) < 1e-8

@@ -41,7 +41,7 @@ def same(a, b):
 @pytest.mark.parametrize("model_name", MODELS)
 def test_the_model_is_as_it_was(model_name):
     model, x, y, likelihood = problem(model_name, "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     set_velocity(optimizer, model)
     before, objects = snapshot(model, optimizer), [id(p) for p in model.parameters()]
     with optimizer.tangents(model):
@@ -57,7 +57,7 @@ def test_the_model_is_as_it_was(model_name):
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_the_model_is_as_it_was_after_an_exception(when):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     set_velocity(optimizer, model)
     before = snapshot(model, optimizer)
     with pytest.raises(KeyError, match="mine"), optimizer.tangents(model):
@@ -77,7 +77,7 @@ def test_the_model_is_as_it_was_after_an_exception(when):
 def test_an_earlier_graph_survives_a_later_block():
     """Two forward passes, then one backward: version counters do not move."""
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     losses = []
     for part in (slice(0, 2), slice(2, 5)):
         with optimizer.tangents(model):
@@ -90,7 +90,7 @@ def test_batch_normalisation_updates_its_buffers_once():
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     twin = deepcopy(model)
     x, y = torch.randn(6, 3), torch.randint(2, (6,))
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with optimizer.tangents(model):
         Categorical()(model(x), y)
     twin(x)
@@ -102,7 +102,7 @@ def test_frozen_parameters_are_constants():
     model, x, y, likelihood = problem("mlp", "categorical")
     model[0].weight.requires_grad_(False)
     frozen = model[0].weight.clone()
-    optimizer = TANGO(model.parameters(), lr=0.5, gamma=0.1)
+    optimizer = TANGO(model.parameters(), lr=0.5, gamma=0.1, preconditioner=None)
     for _ in range(3):
         optimizer.zero_grad()
         with optimizer.tangents(model):
@@ -116,7 +116,7 @@ def test_frozen_parameters_are_constants():
 
 def test_a_trainable_parameter_outside_the_optimizer_is_named():
     model, *_ = problem("mlp", "categorical")
-    optimizer = TANGO(model[0].parameters(), gamma=0.1)
+    optimizer = TANGO(model[0].parameters(), gamma=0.1, preconditioner=None)
     with pytest.raises(ValueError, match="'2.weight' is trainable but not in the optimizer"):
         optimizer.tangents(model).__enter__()
     for p in model[2].parameters():
@@ -127,7 +127,7 @@ def test_a_trainable_parameter_outside_the_optimizer_is_named():
 
 def test_blocks_cannot_be_nested():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with optimizer.tangents(model):
         likelihood(model(x), y)
         with pytest.raises(RuntimeError, match="cannot be nested"), optimizer.tangents(model):
@@ -144,7 +144,7 @@ def test_blocks_cannot_be_nested():
 )
 def test_outputs_without_a_tangent(cut):
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     before = snapshot(model, optimizer)
     with pytest.raises(RuntimeError, match="carry no tangent"), optimizer.tangents(model):
         z = model(x)
@@ -154,14 +154,14 @@ def test_outputs_without_a_tangent(cut):
 
 def test_a_block_without_a_likelihood():
     model, x, y, _ = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with pytest.raises(RuntimeError, match="no tangograd likelihood"), optimizer.tangents(model):
         nn.functional.cross_entropy(model(x), y)
 
 
 def test_backward_inside_the_block():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with pytest.raises(RuntimeError, match="after the `tangents` block"), optimizer.tangents(model):
         likelihood(model(x), y).backward()
     assert all(p.grad is None for p in model.parameters())
@@ -201,7 +201,7 @@ class WithoutJvp(nn.Module):
 )
 def test_an_operation_without_a_forward_formula_is_named(make, operation):
     model = make()
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     x, y = torch.randn(2, 3, 4), torch.randint(4, (2, 3))
     with (
         pytest.raises(NotImplementedError, match=f"{re.escape(operation)}.*no forward-mode"),
@@ -213,14 +213,14 @@ def test_an_operation_without_a_forward_formula_is_named(make, operation):
 
 def test_another_not_implemented_error_is_the_users_own():
     theta = torch.zeros(2, requires_grad=True)
-    optimizer = TANGO([theta], gamma=0.1)
+    optimizer = TANGO([theta], gamma=0.1, preconditioner=None)
     with pytest.raises(NotImplementedError, match="^mine$"), optimizer.tangents():
         raise NotImplementedError("mine")
 
 
 def test_a_loss_that_is_not_finite():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     set_velocity(optimizer, model)
     x[3, 1] = math.nan
     before = snapshot(model, optimizer)
@@ -234,7 +234,7 @@ def test_a_loss_that_is_not_finite():
 
 def test_raw_parameters():
     theta = torch.tensor([1.0, -2.0], requires_grad=True)
-    optimizer = TANGO([theta], lr=0.5, gamma=0.3)
+    optimizer = TANGO([theta], lr=0.5, gamma=0.3, preconditioner=None)
     optimizer.state[theta]["velocity"] = torch.tensor([0.5, 0.25])
     y = torch.tensor([[0.0, 1.0], [2.0, 3.0]])
     with optimizer.tangents():
@@ -248,7 +248,7 @@ def test_raw_parameters():
 
 def test_without_gradients_the_block_only_evaluates():
     model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     with torch.no_grad(), optimizer.tangents(model):
         loss = likelihood(model(x), y)
     assert not loss.requires_grad
@@ -274,7 +274,7 @@ def test_tangents_and_gradients_of_different_functions_are_noticed():
     x, y = torch.randn(5, 3), torch.randint(4, (5,))
     for how in ("detach", "no_grad"):
         model = CutBackwards(how)
-        optimizer = TANGO(model.parameters(), gamma=0.1)
+        optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
         set_velocity(optimizer, model)
         if how == "detach":
             with optimizer.tangents(model):
@@ -290,7 +290,7 @@ def test_tangents_and_gradients_of_different_functions_are_noticed():
 def test_targets_are_constants_even_if_the_model_made_them():
     """As in self-distillation: the targets come from the same weights, in the same block."""
     model, x, _, _ = problem("mlp", "gaussian")
-    optimizer, likelihood = TANGO(model.parameters(), gamma=0.1), Gaussian()
+    optimizer, likelihood = TANGO(model.parameters(), gamma=0.1, preconditioner=None), Gaussian()
     v = set_velocity(optimizer, model)
     z = model(x)
     with optimizer.tangents(model):
@@ -316,7 +316,10 @@ def test_saturated_outputs_are_no_disagreement(scale, gamma):
                 p.mul_(scale)
         x = torch.randn(32, 2)
         y = model(x).argmax(-1)
-        optimizer, likelihood = TANGO(model.parameters(), gamma=gamma), Categorical()
+        optimizer, likelihood = (
+            TANGO(model.parameters(), gamma=gamma, preconditioner=None),
+            Categorical(),
+        )
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)
             for _ in range(20):

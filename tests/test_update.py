@@ -74,7 +74,7 @@ def test_definition_1_against_numpy():
     likelihood = Categorical(fisher="sampled", generator=torch.Generator().manual_seed(3))
     same_draws = deepcopy(likelihood)
     paper = NumpyTango([p.detach().numpy() for p in model.parameters()], gamma=0.05)
-    optimizer = TANGO(model.parameters(), gamma=0.05)
+    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner=None)
     data = [(torch.randn(1, 3), torch.randint(4, (1,))) for _ in range(200)]
     rates = varying_rates(200)
     for k, _ in enumerate(steps(optimizer, model, likelihood, data, rates)):
@@ -100,7 +100,7 @@ def test_update_changes_only_theta_and_v():
 def test_full_rate_is_sgd(fisher):
     model, x, y, likelihood = problem("mlp", "categorical", fisher=fisher)
     twin = deepcopy(model)
-    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.3)
+    optimizer = TANGO(model.parameters(), lr=1.0, gamma=0.3, preconditioner=None)
     sgd = torch.optim.SGD(twin.parameters(), lr=0.3)
     for _ in steps(optimizer, model, likelihood, [(x, y)] * 30, [1.0] * 30):
         sgd.zero_grad()
@@ -124,7 +124,7 @@ def test_quadratic_losses_are_averaged_sgd_with_the_given_noise():
     model = Linear(theta0)
     likelihood = Gaussian(fisher="sampled", generator=torch.Generator().manual_seed(1))
     same_draws = deepcopy(likelihood)
-    optimizer = TANGO(model.parameters(), gamma=gamma)
+    optimizer = TANGO(model.parameters(), gamma=gamma, preconditioner=None)
     fast = theta0.clone().requires_grad_()
     averaged = AveragedSGD([fast], gamma=gamma)
     data = [(torch.randn(1, 3), torch.randn(1)) for _ in range(100)]
@@ -187,7 +187,7 @@ def test_preconditioning_is_a_change_of_variable(kind, fisher):
     preconditioned = Softmax(torch.eye(12), theta0.clone())
     preconditioner = Diagonal([C.diagonal()]) if kind == "diagonal" else Dense(C)
     optimizers = [
-        TANGO(plain.parameters(), gamma=0.2),
+        TANGO(plain.parameters(), gamma=0.2, preconditioner=None),
         TANGO(preconditioned.parameters(), gamma=0.2, preconditioner=preconditioner),
     ]
     data = [(torch.randn(2, d), torch.randint(classes, (2,))) for _ in range(60)]
@@ -210,7 +210,7 @@ def test_accelerated_is_nesterov_on_a_quadratic():
     x, y = torch.randn(6, 3), torch.randn(6)
     theta0, gamma = torch.randn(3), 0.1
     model = Linear(theta0)
-    optimizer = TANGO(model.parameters(), gamma=gamma, accelerated=True)
+    optimizer = TANGO(model.parameters(), gamma=gamma, accelerated=True, preconditioner=None)
     rates = varying_rates(80)
 
     def gradient(theta):
@@ -229,10 +229,10 @@ def test_weight_decay_is_a_gaussian_prior():
     decay, x, y = 0.3, torch.randn(5, 3), torch.randn(5)
     theta0 = torch.randn(3)
     model = Linear(theta0)
-    optimizer = TANGO(model.parameters(), gamma=0.1, weight_decay=decay)
+    optimizer = TANGO(model.parameters(), gamma=0.1, weight_decay=decay, preconditioner=None)
     data, prior = Gaussian(), Gaussian(1 / decay, event_dims=1)
     twin = Linear(theta0)
-    explicit = TANGO(twin.parameters(), gamma=0.1)
+    explicit = TANGO(twin.parameters(), gamma=0.1, preconditioner=None)
     for k, _ in enumerate(steps(optimizer, model, data, [(x, y)] * 40, varying_rates(40))):
         explicit.param_groups[0]["lr"] = varying_rates(40)[k]
         explicit.zero_grad()

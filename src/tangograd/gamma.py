@@ -15,7 +15,8 @@ rule                   γ                       holds when
 :class:`FourthMoment`  ``λ / E‖g̃‖⁴``           λ is at most the smallest eigenvalue of F
 =====================  ======================  ====================================================
 
-A mean over B samples has less noise than one outer product, and these rules stay safe for it.
+A mean over B samples has less noise than one outer product, and these rules stay safe for it: they
+are slow on networks. :class:`Auto` (``"auto"``, the default) measures the batch's own F̂ instead.
 :class:`NecessaryBound` is the other side: past it no R² can hold.
 
 A γ that follows the current batch closely would bias the fixed point of v: these rules move slowly.
@@ -181,6 +182,122 @@ class FourthMoment(GammaRule):
         return self.smallest_eigenvalue * _inverse(self.mean_fourth_power)
 
 
+class Auto(GammaRule):
+    """γ from the quadratic model that the update of v descends: nothing to tune.
+
+    On refresh steps a batch is run again, and with the bracket r and ``Δ = C r``
+
+    * a **line search** gives ``1/γ = ⟨Δ, F̂Δ⟩ / ⟨r, Δ⟩``, the step along Δ that is best for this r;
+    * a **cap** keeps γ below ``1.5 E‖F̂w‖²_C⁻¹ E⟨w, F̂w⟩``, w being a leading eigenvector of ``C F̂``
+      (one power iteration a refresh). For a noiseless F̂ this is ``1.5/λ_max``; with noise it counts
+      what a batch adds to F, as R² does: the mean square of v along w grows from 2 on.
+
+    Both are averaged over refreshes. Every step shows the quotient ``q = vᵀF̂v / vᵀC⁻¹v`` for free,
+    whose recent maximum caps γ too.
+
+    A **guard** steps in when ``γ q > 2`` (v grows along itself); when q has jumped to twice its
+    recent maximum; or when the slope ``⟨g, v⟩`` has turned round to more than twice its recent
+    maximum. The last two say that the last step in θ was too long for the quadratic model: F or g
+    changed on the way. The guard takes that step back, halves v and γ, and has γ measured anew; γ
+    then recovers by a few percent a step.
+
+    Without a way to run the batch again, γ follows the quotient alone, from a safe start, and rises
+    by at most a tenth a step.
+
+    What a step measures acts from the next one on, so that γ does not depend on the batch it is
+    used for, and the fixed point of v stays unbiased. Only the guard looks at the batch itself.
+
+    Example:
+        >>> rule = Auto()
+        >>> rule.measured(search=4.0, cap=2.0)
+        >>> rule.value
+        0.25
+        >>> rule.unstable(quotient=9.0, slope=1.0)
+        True
+        >>> rule.value, rule.guards
+        (0.125, 1)
+    """
+
+    statistics = (
+        "search",
+        "cap",
+        "recent_quotient",
+        "recent_slope",
+        "trust",
+        "value",
+        "guards",
+        "due",
+        "blind",
+    )
+    needs_pseudo_gradients = False
+    value = 0.0
+
+    AVERAGING = 0.9  # of what refreshes measure
+    MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
+    FADING = 0.99  # of recent maxima, a step
+    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
+    RECOVERY = 1.03  # of γ after a guard, a step
+    RISE = 1.1  # of γ in a step, when it follows the quotient alone
+
+    def __init__(self) -> None:
+        self.search = 0.0  # 1/γ of the line search
+        self.cap = 0.0  # λ, noise included
+        self.recent_quotient = 0.0
+        self.recent_slope = 0.0
+        self.trust = 1.0  # halved by the guard
+        self.value = 0.0
+        self.guards = 0
+        self.due = True  # a refresh is wanted, and starts the averages anew
+        self.blind = False
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Other rules' statistics say nothing here."""
+
+    def measured(self, search: float, cap: float | None) -> None:
+        """Take the line search's ``1/γ``, and λ when there was a power iteration."""
+        keep = 0.0 if self.due or not self.search else self.AVERAGING
+        self.search = keep * self.search + (1 - keep) * search
+        if cap is not None:
+            keep = keep if self.cap else 0.0
+            self.cap = keep * self.cap + (1 - keep) * cap
+        self.due = self.blind = False
+        self._set()
+
+    def unmeasured(self, safe: float) -> None:
+        """There is no replay: start at ``γ = 1/safe`` unless there is a γ already."""
+        self.due, self.blind = False, True
+        self.value = self.value or _inverse(safe)
+
+    def unstable(self, quotient: float, slope: float) -> bool:
+        """See the quotient and the slope ``⟨g, v⟩`` of a step; True when the guard steps in."""
+        if not (math.isfinite(quotient) and math.isfinite(slope)):
+            return False
+        jumped = quotient > self.JUMP * self.recent_quotient > 0
+        turned = -slope > self.JUMP * self.recent_slope > 0
+        if (
+            self.value * quotient > 2
+            or (jumped and self.value * quotient > self.NOTICEABLE)
+            or turned
+        ):
+            self.guards += 1
+            self.trust /= 1 if slope > 0 else 2
+            self.value /= 2
+            self.due = not self.blind
+            return True
+        self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)
+        self.recent_slope = max(self.FADING * self.recent_slope, abs(slope))
+        self.trust = min(1.0, self.RECOVERY * self.trust)
+        if self.blind:
+            self.value = min(_inverse(self.recent_quotient), self.RISE * self.value)
+        elif not self.due:
+            self._set()
+        return False
+
+    def _set(self) -> None:
+        steepest = max(self.search, self.cap / self.MARGIN, self.recent_quotient)
+        self.value = self.trust * _inverse(steepest)
+
+
 class NecessaryBound:
     """Watches the condition on γ that any R² implies.
 
@@ -245,7 +362,11 @@ class NecessaryBound:
         return (one * self._within[0] + (1 - one) * self._between[0]) / self._trace[0]
 
 
-RULES: dict[str, Callable[[], GammaRule]] = {"max": RunningMax, "gaussian": Kurtosis}
+RULES: dict[str, Callable[[], GammaRule]] = {
+    "auto": Auto,
+    "max": RunningMax,
+    "gaussian": Kurtosis,
+}
 
 
 def resolve(gamma: float | str | GammaRule) -> GammaRule:

@@ -23,7 +23,9 @@ from torch import Tensor
 
 from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.preconditioners import Preconditioner
-from tangograd.tangents import Session, Share, Term
+from tangograd.replay import Replay
+from tangograd.statistics import Pulled
+from tangograd.tangents import Session, Share, Term, check_adjoint, pull_back
 from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
@@ -51,6 +53,8 @@ class Measurement:
         samples: the number of independent terms in F̂, where pseudo-gradients were drawn.
         for_bound: all products are there that the necessary bound needs.
         observations: ``(callback, observation)`` of each likelihood.
+        pulled: what preconditioners learn from, on refresh steps.
+        replay: how to run the block again, on refresh steps.
     """
 
     shares: list[Share]
@@ -61,6 +65,8 @@ class Measurement:
     samples: float
     for_bound: bool
     observations: list[tuple[Callable[[list[Any]], None], Any]]
+    pulled: list[Pulled]
+    replay: Replay | None
 
     @property
     def used(self) -> bool:
@@ -83,7 +89,15 @@ class Measurement:
         return torch.einsum("t,gtiuj,u->gij", root, self.grams, root)
 
 
-def measure(session: Session, groups: Sequence[Group], *, step: int, samples: int) -> Measurement:
+def measure(
+    session: Session,
+    groups: Sequence[Group],
+    *,
+    step: int,
+    samples: int,
+    pulled: list[Pulled],
+    replay: Replay | None,
+) -> Measurement:
     """Measure a batch, with pseudo-gradients of ``samples`` of its samples: 0, 1 or 2."""
     terms = session.terms
     if not all(term.outputs.requires_grad for term in terms):
@@ -94,26 +108,28 @@ def measure(session: Session, groups: Sequence[Group], *, step: int, samples: in
     copies = 2 if samples == 2 and closed_form else 1
     plan = [(i, copy) for i in range(min(samples, rows)) for copy in range(1 if i else copies)]
     positions = _positions(step, rows)
-    pulled: list[list[Tensor]] = []
+    gradients: list[list[Tensor]] = []
     weights = []
     for term in terms:
         for i, copy in plan:
             cotangent, weight = term.draw(positions[i], copy)
             gradient = pull_back([term.outputs], session.parameters, [cotangent])
             if samples == 2:
-                _check_adjoint(session, term, cotangent, gradient)
-            pulled.append(gradient)
+                check_adjoint(session, term, cotangent, gradient)
+            gradients.append(gradient)
             weights.append(weight)
     shape = (len(groups), len(terms), len(plan), len(terms), len(plan))
     return Measurement(
         shares=[term.share for term in terms],
         curvatures=[float((term.tangents * term.product).sum()) for term in terms],
-        grams=_grams(pulled, session.parameters, groups).reshape(shape) if plan else _NOTHING,
+        grams=_grams(gradients, session.parameters, groups).reshape(shape) if plan else _NOTHING,
         weights=torch.tensor(weights[: len(plan)], dtype=torch.float64) if plan else _NOTHING,
         sample=torch.tensor([i for i, _ in plan]) if plan else _NOTHING,
         samples=_independent_terms(terms[0]) if plan else math.nan,
         for_bound=for_bound,
         observations=[(term.after_step, term.observation) for term in terms],
+        pulled=pulled,
+        replay=replay,
     )
 
 
@@ -138,26 +154,6 @@ def learn(blocks: Sequence[Measurement], rules: Sequence[GammaRule], bound: Nece
             bound.update((values[:, None, None] * gram).sum(0), weights, block.sample, samples)
 
 
-def _check_adjoint(
-    session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]
-) -> None:
-    """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
-    u, t = cotangent.double(), term.tangents.double()
-    gradient = [g.double() for g in gradient]
-    v = [session.scale * v.double() for v in session.tangents]
-    forward, backward = float((u * t).sum()), dot(gradient, v)
-    size = float(u.norm() * t.norm()) + math.sqrt(dot(gradient, gradient) * dot(v, v))
-    precision = torch.finfo(cotangent.dtype)
-    too_small_to_tell = size < precision.smallest_normal**0.5
-    if not too_small_to_tell and abs(forward - backward) > 1e4 * precision.eps * size:
-        raise RuntimeError(
-            f"the model's tangents and gradients disagree ({forward:.6g} against {backward:.6g}), "
-            "so F̂v would be wrong. Something in it cuts one and not the other: a part that "
-            "depends on parameters under torch.no_grad() (use .detach() instead, which cuts "
-            "both), or a custom operation whose backward is not its derivative."
-        )
-
-
 def _independent_terms(term: Term) -> float:
     """``1 / Σ w_i²``: B for equal weights, 1 for a rank-one F̂."""
     return 1.0 if term.rank_one else 1 / float(torch.dot(term.weights, term.weights))
@@ -172,16 +168,6 @@ def _positions(step: int, rows: int) -> tuple[float, float]:
     first = step * _GOLDEN % 1
     apart = 1 + int(step * _SILVER % 1 * (rows - 1))
     return first, (first + apart / rows) % 1
-
-
-def pull_back(
-    outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> list[Tensor]:
-    """``Jᵀ u``: the outputs' cotangents, pulled back to trainable parameters."""
-    found = torch.autograd.grad(
-        outputs, parameters, cotangents, retain_graph=True, allow_unused=True
-    )
-    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
 
 
 def _grams(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import torch
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tangograd import gamma as gammas
-from tangograd import preconditioners
+from tangograd import preconditioners, refresh
 from tangograd.checks import (
     check_factors,
     check_gradients,
@@ -23,12 +23,14 @@ from tangograd.checks import (
     check_state,
     rate,
 )
-from tangograd.gamma import GammaRule, NecessaryBound
+from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.likelihoods import Likelihood
 from tangograd.measurement import Measurement, learn, measure
 from tangograd.preconditioners import Preconditioner
+from tangograd.replay import Replay
 from tangograd.residual import Equation, relative_residual
-from tangograd.tangents import Session, dual_parameters
+from tangograd.statistics import collect
+from tangograd.tangents import CannotReplayError, Session, dual_parameters
 from tangograd.vectors import dot
 
 T = TypeVar("T")
@@ -118,15 +120,16 @@ class TANGO(Optimizer):
     _names: dict[int, str]  # names of the model's parameters, for messages
     _quotient: float
     _bound: NecessaryBound
+    _said_blind: bool
     _warned: float  # the excess over the bound that was last warned of
 
     def __init__(
         self,
         params: ParamsT,
         lr: float = 0.1,
-        gamma: float | str | GammaRule = "max",
+        gamma: float | str | GammaRule = "auto",
         *,
-        preconditioner: str | Preconditioner | None = None,
+        preconditioner: str | Preconditioner | None = "auto",
         weight_decay: float = 0.0,
         accelerated: bool = False,
     ) -> None:
@@ -151,6 +154,8 @@ class TANGO(Optimizer):
         options |= {"previous_lr": rate(options), "steps": 0}
         super().add_param_group(options)
         group = self.param_groups[-1]
+        for rule in self._autos():
+            rule.due = True
         try:
             check_parameters(group["params"])
             group["preconditioner"].check(group["params"])
@@ -189,21 +194,14 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        self._check_model(model)
-        with self._session() as session:
+        with self._block(model, None):
             yield
-        if not session.terms:
-            raise RuntimeError(
-                "no tangograd likelihood was evaluated inside the `tangents` block, so the "
-                "gradient would be that of SGD: compute the loss with a likelihood (such as "
-                "tangograd.Categorical) inside the block."
-            )
-        groups = [(group["params"], group["preconditioner"]) for group in self.param_groups]
-        step = self.param_groups[0]["steps"]
-        self._pending.append(measure(session, groups, step=step, samples=self._looks(step)))
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
         """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
+
+        On refresh steps ``gamma="auto"`` runs the closure once or twice more; it should have no
+        effects besides its result.
 
         Example:
             >>> from tangograd import TANGO, Gaussian
@@ -214,8 +212,54 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        with self.tangents(model):
+        with self._block(model, closure):
             return closure()
+
+    @contextmanager
+    def _block(
+        self, model: nn.Module | None, closure: Callable[[], object] | None
+    ) -> Iterator[None]:
+        """A forward pass with tangents, and what is to be measured of it."""
+        self._check_model(model)
+        step = self.param_groups[0]["steps"]
+        rules = [self._gamma(group) for group in self.param_groups]
+        Cs = [group["preconditioner"] for group in self.param_groups]
+        due = refresh.is_due(step, rules, Cs)
+        needs = self._needs(step, rules) if due else frozenset()
+        replay = Replay(model, closure) if due and self._autos() else None
+        recording = replay.recording() if replay else nullcontext()
+        with recording, self._session(record_layers="layers" in needs) as session:
+            yield
+        if not session.terms:
+            raise RuntimeError(
+                "no tangograd likelihood was evaluated inside the `tangents` block, so the "
+                "gradient would be that of SGD: compute the loss with a likelihood (such as "
+                "tangograd.Categorical) inside the block."
+            )
+        if replay:
+            replay.terms = session.terms
+        draws = 1 if step else max(C.first_draws for C in Cs)
+        block = measure(
+            session,
+            [(group["params"], group["preconditioner"]) for group in self.param_groups],
+            step=step,
+            samples=self._looks(step),
+            pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
+            replay=replay,
+        )
+        self._pending.append(block)
+
+    def _needs(self, step: int, rules: Sequence[GammaRule]) -> frozenset[str]:
+        """What γ and C want pulled back on a refresh step."""
+        due = any(isinstance(rule, Auto) and rule.due for rule in rules)
+        Cs = [group["preconditioner"] for group in self.param_groups]
+        needs: frozenset[str] = frozenset().union(*(C.needs if due else C.wants(step) for C in Cs))
+        return needs | {"probe"} if due else needs
+
+    def _autos(self) -> list[Auto]:
+        """The "auto" rules, each once."""
+        rules = (self._gamma(group) for group in self.param_groups)
+        return list({id(rule): rule for rule in rules if isinstance(rule, Auto)}.values())
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
@@ -245,7 +289,7 @@ class TANGO(Optimizer):
             velocities.append(state["velocity"])
         return velocities
 
-    def _session(self) -> AbstractContextManager[Session]:
+    def _session(self, *, record_layers: bool = False) -> AbstractContextManager[Session]:
         """Dual parameters with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
@@ -258,14 +302,16 @@ class TANGO(Optimizer):
                 if p.requires_grad:
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
-        return dual_parameters(parameters, tangents, scale)
+        return dual_parameters(parameters, tangents, scale, record_layers=record_layers)
 
     def _looks(self, step: int) -> int:
         """Of how many samples to look at pseudo-gradients in this step.
 
         Two, for the necessary bound, in the first steps and then at powers of two; otherwise one
-        when a γ rule asks for it, and none when γ is a number.
+        when a γ rule asks for it, and none when γ is a number. "auto" measures by itself.
         """
+        if all(isinstance(self._gamma(group), Auto) for group in self.param_groups):
+            return 0
         if step < NecessaryBound.ENOUGH or step & (step - 1) == 0:
             return 2
         return int(any(self._gamma(group).needs_pseudo_gradients for group in self.param_groups))
@@ -306,9 +352,26 @@ class TANGO(Optimizer):
         self._pending = []
         check_gradients(list(self._named_gradients()))
         self._update_gamma(blocks)
-        self._quotient = self._fisher_quotient(blocks)
-        for group in self.param_groups:
-            self._move(group)
+        brackets = [self._bracket(group) for group in self.param_groups]
+        # What a batch teaches acts from the next step on, except where little is known yet.
+        at_once = any(group["steps"] < refresh.EVERY for group in self.param_groups) or any(
+            rule.due for rule in self._autos()
+        )
+        planned = {id(group["gamma"]): group["gamma"].value for group in self.param_groups}
+        stopped = self._guard(blocks, brackets)
+        refreshed = at_once and self._refresh(blocks, brackets, stopped)
+        if refreshed:
+            planned = {id(group["gamma"]): group["gamma"].value for group in self.param_groups}
+        preconditioned = [
+            group["preconditioner"].apply(bracket)
+            for group, bracket in zip(self.param_groups, brackets, strict=True)
+        ]
+        refreshed = refreshed or self._refresh(blocks, brackets, stopped)
+        for group, C_bracket in zip(self.param_groups, preconditioned, strict=True):
+            if id(group["gamma"]) in stopped:
+                self._shorten(group, stopped[id(group["gamma"])])
+            else:
+                self._move(group, C_bracket, planned[id(group["gamma"])])
         observed: dict[Callable[[list[Any]], None], list[Any]] = {}
         for callback, observation in (pair for block in blocks for pair in block.observations):
             observed.setdefault(callback, []).append(observation)
@@ -316,24 +379,90 @@ class TANGO(Optimizer):
             callback(observations)
         return loss
 
-    def _move(self, group: dict[str, Any]) -> None:
+    def _bracket(self, group: dict[str, Any]) -> list[Tensor]:
+        """``g - (1-δt_{k-1}) F̂ v`` with the prior's ``λ (θ - (1-δt_{k-1}) v)``; 0 where frozen."""
+        bracket = [
+            p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
+            for p in group["params"]
+        ]
+        decay, keep = group["weight_decay"], 1 - group["previous_lr"]
+        if decay:
+            for i, (p, v) in enumerate(zip(group["params"], self._velocities(group), strict=True)):
+                if p.requires_grad:
+                    bracket[i] = bracket[i] + decay * (p - keep * v)
+        return bracket
+
+    def _guard(self, blocks: list[Measurement], brackets: list[list[Tensor]]) -> dict[int, float]:
+        """The slope over the curvature along v, for each "auto" rule whose guard steps in.
+
+        This is the multiple of v that is best on the quadratic model; negative past the optimum.
+        """
+        along, size = self._along_velocity(blocks)
+        self._quotient = along / size if size > 0 else math.nan
+        slope = along + sum(  # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
+            (1 - group["previous_lr"]) * dot(bracket, self._velocities(group))
+            for group, bracket in zip(self.param_groups, brackets, strict=True)
+        )
+        unstable = [rule for rule in self._autos() if rule.unstable(self._quotient, slope)]
+        return {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
+
+    def _refresh(
+        self, blocks: list[Measurement], brackets: list[list[Tensor]], stopped: Container[int]
+    ) -> bool:
+        """On refresh steps, let C learn and measure "auto" γ; says whether C has changed."""
+        if not any(block.pulled or block.replay for block in blocks):
+            return False
+        groups = [
+            refresh.Group(
+                params=group["params"],
+                C=group["preconditioner"],
+                rule=group["gamma"],
+                prior=group["weight_decay"],
+                bracket=bracket,
+            )
+            for group, bracket in zip(self.param_groups, brackets, strict=True)
+        ]
+        refresh.learn_preconditioners(blocks, groups)
+        parameters = refresh.trainable(groups)
+        for rule in self._autos():
+            if id(rule) in stopped:  # by the guard: the next step measures
+                continue
+            known = [self.state[p]["leading"] for p in parameters if "leading" in self.state[p]]
+            leading = known if len(known) == len(parameters) else None
+            step = self.param_groups[0]["steps"]
+            try:
+                leading = refresh.measure_gamma(rule, blocks, groups, leading, step)
+            except CannotReplayError as error:
+                rule.unmeasured(refresh.safe_curvature(rule, blocks, groups))
+                self._say_blind(error)
+                continue
+            for p, x in zip(parameters, leading or [], strict=False):
+                self.state[p]["leading"] = x
+        return True
+
+    def _say_blind(self, error: CannotReplayError) -> None:
+        """Once."""
+        if self._said_blind:
+            return
+        self._said_blind = True
+        warnings.warn(
+            f'gamma="auto" could not run the batch again ({error}), so it follows the curvature '
+            "along the velocity alone, which is slower. Pass the model to `tangents(model)` with "
+            "nothing between it and the likelihood, or give the whole loss as a function: "
+            "`loss = optimizer.evaluate(model, lambda: likelihood(f(x), y))`.",
+            RuntimeWarning,
+            stacklevel=6,
+        )
+
+    def _move(self, group: dict[str, Any], C_bracket: list[Tensor], gamma: float) -> None:
         """One step of one group."""
         params, v = group["params"], self._velocities(group)
         trainable = [i for i, p in enumerate(params) if p.requires_grad]
-        bracket = [
-            p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
-            for p in params
-        ]
-        decay, keep = group["weight_decay"], 1 - group["previous_lr"]
-        if decay:  # the prior's λ (θ - (1-δt_{k-1}) v)
-            for i in trainable:
-                bracket[i] = bracket[i] + decay * (params[i] - keep * v[i])
-        preconditioned = group["preconditioner"].apply(bracket)
         tango_update(
             [params[i] for i in trainable],
             [v[i] for i in trainable],
-            [preconditioned[i] for i in trainable],
-            gamma=group["gamma"].value,
+            [C_bracket[i] for i in trainable],
+            gamma=gamma,
             dt=rate(group),
             dt_previous=group["previous_lr"],
             accelerated=group["accelerated"],
@@ -341,16 +470,36 @@ class TANGO(Optimizer):
         group["previous_lr"] = rate(group)
         group["steps"] += 1
 
-    def _fisher_quotient(self, blocks: list[Measurement]) -> float:
-        """``ṽᵀF̂ṽ / ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
-        numerator = sum(block.curvature for block in blocks)
-        denominator = 0.0
+    def _shorten(self, group: dict[str, Any], best: float) -> None:
+        """Shorten v to its best multiple, at most a half; take the last step back if it went past.
+
+        The bracket belongs to the v that is given up, so v takes no step.
+        """
+        v = self._velocities(group)
+        trainable = [i for i, p in enumerate(group["params"]) if p.requires_grad]
+        if best <= 0:
+            for i in trainable:
+                moved = 1.0 if group["accelerated"] else group["previous_lr"]
+                group["params"][i].add_(v[i], alpha=moved)
+        kept = 0.5 if best <= 0 else min(best, 0.5)
+        for x in v:
+            x.mul_(kept)
+        if best > 0:
+            for i in trainable:
+                moving = 1.0 if group["accelerated"] else rate(group)
+                group["params"][i].sub_(v[i], alpha=moving)
+        group["previous_lr"] = rate(group)
+        group["steps"] += 1
+
+    def _along_velocity(self, blocks: list[Measurement]) -> tuple[float, float]:
+        """``ṽᵀF̂ṽ`` and ``ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
+        along, size = sum(block.curvature for block in blocks), 0.0
         for group in self.param_groups:
             v, factor = self._velocities(group), (1 - group["previous_lr"]) ** 2
-            denominator += factor * dot(v, group["preconditioner"].apply_inverse(v))
+            size += factor * group["preconditioner"].squared_norm(v)
             if group["weight_decay"]:
-                numerator += group["weight_decay"] * factor * dot(v, v)
-        return numerator / denominator if denominator > 0 else math.nan
+                along += group["weight_decay"] * factor * dot(v, v)
+        return along, size
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradients that there are, with the names that the model gives their parameters."""
@@ -390,6 +539,8 @@ class TANGO(Optimizer):
             known[f"gamma{suffix}"] = gamma
             known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
         known["fisher_quotient"] = self._quotient
+        if self._autos():
+            known["guards"] = sum(rule.guards for rule in self._autos())
         return known
 
     def residual(
@@ -462,3 +613,4 @@ class TANGO(Optimizer):
         self._quotient = math.nan
         self._bound = NecessaryBound()
         self._warned = 0.0
+        self._said_blind = False

@@ -7,18 +7,18 @@ residual of this equation over data tells how exact the velocity is now.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tangograd.likelihoods import Likelihood
-from tangograd.measurement import pull_back
 from tangograd.preconditioners import Preconditioner
-from tangograd.tangents import Session
+from tangograd.replay import Conditions
+from tangograd.tangents import Session, pull_back
 from tangograd.vectors import dot
 
 
@@ -63,7 +63,7 @@ def relative_residual(
     g = {p: torch.zeros_like(p) for p in params}
     Fv = {p: torch.zeros_like(p) for p in params}
     W = 0.0
-    with _as_it_was(model), torch.enable_grad():
+    with Conditions(model).restored(), torch.enable_grad():
         for inputs, *targets in batches:
             with session() as forward:
                 likelihood(model(inputs), *targets)
@@ -94,17 +94,3 @@ def _squared_norms(equation: Equation, g: list[Tensor], Fv: list[Tensor]) -> tup
         for x, y, w, z in zip(g, Fv, v, C.apply_inverse(v), strict=True)
     ]
     return dot(r, C.apply(r)), dot(g, C.apply(g))
-
-
-@contextmanager
-def _as_it_was(model: Callable[[Any], Tensor]) -> Iterator[None]:
-    """Restore a model's buffers and torch's random state after the block."""
-    buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
-    saved = [buffer.clone() for buffer in buffers]
-    with torch.random.fork_rng():
-        try:
-            yield
-        finally:
-            with torch.no_grad():
-                for buffer, before in zip(buffers, saved, strict=True):
-                    buffer.copy_(before)

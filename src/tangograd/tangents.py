@@ -13,13 +13,14 @@ the optimizer wants to know of the curvature.
 
 from __future__ import annotations
 
+import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,6 +28,8 @@ from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+
+from tangograd.vectors import dot
 
 
 @dataclass
@@ -53,6 +56,11 @@ class Term:
         closed_form: F̂ averages over ỹ, so a sample has many independent pseudo-gradients.
         draw: ``(position, copy) -> (cotangent, weight)`` of a pseudo-gradient, for a position in
             [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
+        probe: draws the cotangent of a random vector h over the whole batch, ``E h hᵀ = F̂``.
+        again: ``t -> `` the product for another tangent, with the same pseudo-samples.
+        rows: ``(*samples, *event) -> (B, *event)``, the samples that count.
+        received: the outputs as the likelihood got them, without their graph.
+        loss: the value of the loss.
         after_step: called with the observations of a step, once it has been taken.
         observation: what the likelihood wants to remember of this batch.
         share: filled by the backward pass.
@@ -67,9 +75,46 @@ class Term:
     rank_one: bool
     closed_form: bool
     draw: Callable[[float, int], tuple[Tensor, float]]
+    probe: Callable[[], Tensor]
+    again: Callable[[Tensor], Tensor]
+    rows: Callable[[Tensor], Tensor]
+    received: Tensor
+    loss: Tensor
     after_step: Callable[[list[Any]], None]
     observation: Any
     share: Share = field(default_factory=Share)
+
+
+class LayerCall(NamedTuple):
+    """One use of a linear or convolution layer with a trainable weight.
+
+    Attributes:
+        function: ``functional.linear``, ``torch.conv2d``, …
+        inputs: what it was applied to, without graph and tangent.
+        weight: the parameter.
+        bias: the other parameter, if there is one.
+        options: of a convolution, in the order stride, padding, dilation, groups.
+        outputs: with their graph.
+    """
+
+    function: Callable[..., Tensor]
+    inputs: Tensor
+    weight: Tensor
+    bias: Tensor | None
+    options: tuple[Any, ...]
+    outputs: Tensor
+
+
+class Again(NamedTuple):
+    """A term of a replay: the same outputs, with other tangents."""
+
+    term: Term
+    outputs: Tensor
+    tangents: Tensor
+
+
+class CannotReplayError(RuntimeError):
+    """A batch could not be run again with the same outcome."""
 
 
 @dataclass
@@ -81,12 +126,18 @@ class Session:
         tangents: theirs, up to ``scale``.
         scale: a common factor, applied to the outputs' tangents.
         terms: what the likelihoods evaluated inside have left.
+        layers: the calls of layers, where they are wanted.
+        originals: in a replay, the terms of the pass that is run again.
+        replayed: in a replay, those that were met again.
     """
 
     parameters: Sequence[Tensor]
     tangents: Sequence[Tensor]
     scale: float
     terms: list[Term] = field(default_factory=list)
+    layers: list[LayerCall] | None = None
+    originals: Sequence[Term] | None = None
+    replayed: list[Again] = field(default_factory=list)
 
     def unpack(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Split dual outputs into ``z`` and ``t = (1-δt_{k-1}) J v``, or say why there is no t."""
@@ -100,6 +151,24 @@ class Session:
             )
         with torch.no_grad():
             return z, t * self.scale
+
+    def meet_again(self, outputs: Tensor) -> Tensor:
+        """Take outputs as those of the next original term, and return its loss.
+
+        Raises:
+            CannotReplayError: they are not the same outputs.
+        """
+        originals = self.originals or ()
+        if len(self.replayed) == len(originals):
+            raise CannotReplayError("the likelihood was evaluated more often than before")
+        term = originals[len(self.replayed)]
+        if outputs.shape != term.received.shape:
+            raise CannotReplayError("the outputs have another shape than before")
+        z, t = self.unpack(term.rows(outputs))
+        if not _equal_to_rounding(z.detach(), term.outputs.detach()):
+            raise CannotReplayError("the outputs are not the same as before")
+        self.replayed.append(Again(term, z, t))
+        return term.loss
 
 
 #: A block in which torch functions run without the product rule below (and its cost in Python).
@@ -115,7 +184,12 @@ def active() -> Session | None:
 
 @contextmanager
 def dual_parameters(
-    parameters: Sequence[Tensor], tangents: Sequence[Tensor], scale: float
+    parameters: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    scale: float,
+    *,
+    record_layers: bool = False,
+    originals: Sequence[Term] | None = None,
 ) -> Iterator[Session]:
     """Give each parameter its tangent for the length of the block.
 
@@ -123,6 +197,8 @@ def dual_parameters(
         parameters: leaf tensors; they are left exactly as they were, also after an exception.
         tangents: one tensor a parameter, of its shape; ``scale`` times it is the tangent meant.
         scale: a factor common to all, applied to the outputs' tangents instead.
+        record_layers: keep the calls of layers in the session.
+        originals: run these terms again rather than make new ones.
 
     Example:
         >>> import torch
@@ -143,9 +219,11 @@ def dual_parameters(
         with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
             for p, v in zip(parameters, tangents, strict=True):
                 p.copy_(forward_ad.make_dual(p.detach(), v))
-        _active = session = Session(parameters, tangents, scale)
+        _active = session = Session(
+            parameters, tangents, scale, layers=[] if record_layers else None, originals=originals
+        )
         try:
-            with _ProductRule():
+            with _ProductRule(session.layers):
                 yield session
         except NotImplementedError as error:
             operation = _operation_without_formula(error)
@@ -162,6 +240,36 @@ def dual_parameters(
             _active = None
 
 
+def pull_back(
+    outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """``Jᵀ u``: the outputs' cotangents, pulled back to trainable parameters."""
+    found = torch.autograd.grad(
+        outputs, parameters, cotangents, retain_graph=True, allow_unused=True
+    )
+    return [torch.zeros_like(p) if g is None else g for g, p in zip(found, parameters, strict=True)]
+
+
+def check_adjoint(
+    session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]
+) -> None:
+    """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
+    u, t = cotangent.double(), term.tangents.double()
+    gradient = [g.double() for g in gradient]
+    v = [session.scale * v.double() for v in session.tangents]
+    forward, backward = float((u * t).sum()), dot(gradient, v)
+    size = float(u.norm() * t.norm()) + math.sqrt(dot(gradient, gradient) * dot(v, v))
+    precision = torch.finfo(cotangent.dtype)
+    too_small_to_tell = size < precision.smallest_normal**0.5
+    if not too_small_to_tell and abs(forward - backward) > 1e4 * precision.eps * size:
+        raise RuntimeError(
+            f"the model's tangents and gradients disagree ({forward:.6g} against {backward:.6g}), "
+            "so F̂v would be wrong. Something in it cuts one and not the other: a part that "
+            "depends on parameters under torch.no_grad() (use .detach() instead, which cuts "
+            "both), or a custom operation whose backward is not its derivative."
+        )
+
+
 class _ProductRule(TorchFunctionMode):
     """Linear and convolution layers by hand: ``d(x W) = dx W + x dW``.
 
@@ -171,6 +279,10 @@ class _ProductRule(TorchFunctionMode):
     """
 
     LAYERS = frozenset({functional.linear, torch.conv1d, torch.conv2d, torch.conv3d})
+
+    def __init__(self, calls: list[LayerCall] | None) -> None:
+        super().__init__()
+        self.calls = calls
 
     def __torch_function__(
         self,
@@ -183,10 +295,11 @@ class _ProductRule(TorchFunctionMode):
         kwargs = kwargs or {}
         if func not in self.LAYERS:
             return func(*args, **kwargs)
-        return _product_rule(func, *args, **kwargs)
+        return _product_rule(self.calls, func, *args, **kwargs)
 
 
 def _product_rule(
+    calls: list[LayerCall] | None,
     layer: Callable[..., Tensor],
     input: Tensor,  # noqa: A002 - torch's name
     weight: Tensor,
@@ -204,7 +317,17 @@ def _product_rule(
         if dx is not None:
             t += layer(dx, W, None, *args, **kwargs)
     dual: Tensor = forward_ad.make_dual(layer(x, W, b, *args, **kwargs), t)
+    if calls is not None and not kwargs:
+        calls.append(LayerCall(layer, x.detach(), weight, bias, args, dual))
     return dual
+
+
+def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
+    """Threads may add numbers up in another order; anything else changes more than that."""
+    if a.shape != b.shape:
+        return False
+    size = float(torch.maximum(a.abs().max(), b.abs().max()))
+    return float((a - b).abs().max()) <= 1e3 * torch.finfo(a.dtype).eps * size
 
 
 @cache

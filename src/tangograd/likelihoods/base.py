@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from tangograd import tangents
 from tangograd.fisher import ESTIMATES, rows
@@ -22,6 +24,24 @@ class Options(TypedDict, total=False):
     fisher: Fisher
     generator: torch.Generator | None
     event_dims: int | None
+
+
+class _Batch(NamedTuple):
+    """A batch, one row a sample, without those that do not count.
+
+    Attributes:
+        z: the outputs.
+        y: the targets.
+        w: the weights, summing to 1.
+        W: the sum that they had.
+        select: ``(*samples, *event) -> (B, *event)``, what made z of the outputs.
+    """
+
+    z: Tensor
+    y: Tensor
+    w: Tensor
+    W: float
+    select: Callable[[Tensor], Tensor]
 
 
 class Likelihood(nn.Module, ABC):
@@ -90,25 +110,29 @@ class Likelihood(nn.Module, ABC):
         """
         session = tangents.active()
         if session is None:
-            z, y, w, _ = self._one_row_a_sample(outputs, targets, weights)
-            return torch.dot(w, self.log_loss(z, y))
+            batch = self._one_row_a_sample(outputs, targets, weights)
+            return torch.dot(batch.w, self.log_loss(batch.z, batch.y))
         with tangents.plain_torch():
-            z, y, w, W = self._one_row_a_sample(outputs, targets, weights)
-            z, t = session.unpack(z)
+            if session.originals is not None:
+                return session.meet_again(outputs)
+            batch = self._one_row_a_sample(outputs, targets, weights)
+            z, t = session.unpack(batch.z)
             with torch.no_grad():
                 plain = z.detach()
-                observation = self._observe(plain, y, w, W)
-                loss = torch.dot(w, self.log_loss(plain, y))
+                observation = self._observe(plain, batch.y, batch.w, batch.W)
+                loss = torch.dot(batch.w, self.log_loss(plain, batch.y))
                 _require_finite_loss(loss, plain)
-                term = self._term(z, t, y, w, W, observation)
+                received = forward_ad.unpack_dual(outputs).primal.detach()
+                term = self._term(batch._replace(z=z), t, loss, received, observation)
                 cotangent = term.gradient - term.product
             session.terms.append(term)
             return _LossWithCotangent.apply(z, loss, cotangent, term.share)  # type: ignore[no-any-return]
 
     def _term(
-        self, z: Tensor, t: Tensor, y: Tensor, w: Tensor, W: float, observation: Any
+        self, batch: _Batch, t: Tensor, loss: Tensor, received: Tensor, observation: Any
     ) -> tangents.Term:
         """The bracket ``g - F̂ v`` in output space."""
+        z, y, w, W, select = batch
         plain = z.detach()
         estimate = ESTIMATES[self.fisher]
         s = self.score(plain, y)
@@ -118,17 +142,28 @@ class Likelihood(nn.Module, ABC):
             del copy  # each has draws of its own
             return estimate.pseudo_scores(self, plain, s)
 
-        product = estimate.product(self, plain, t, lambda: s_tilde(0), w)
+        def product(t: Tensor) -> Tensor:
+            return estimate.product(self, plain, t, lambda: s_tilde(0), w)
+
+        def probe() -> Tensor:  # signs make the scores of data, too, independent and centred
+            scores = estimate.pseudo_scores(self, plain, s)
+            return rows(w.sqrt() * self._signs(w), s) * scores
+
         return tangents.Term(
             outputs=z,
             tangents=t,
             gradient=rows(w, s) * s,
-            product=product,
+            product=product(t),
             weights=w,
             total_weight=W,
             rank_one=estimate.rank_one,
             closed_form=estimate.closed_form,
             draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
+            probe=probe,
+            again=product,
+            rows=select,
+            received=received,
+            loss=loss,
             after_step=self._after_step,
             observation=observation,
         )
@@ -144,14 +179,8 @@ class Likelihood(nn.Module, ABC):
         """Targets in the type that the formulas work with."""
         return targets.to(outputs.dtype)
 
-    def _one_row_a_sample(
-        self, outputs: Tensor, targets: Tensor, weights: Tensor | None
-    ) -> tuple[Tensor, Tensor, Tensor, float]:
-        """Check a batch and flatten it, without the ignored samples.
-
-        Returns:
-            Rows ``z`` and ``y``; weights ``w`` that sum to 1; and the sum ``W`` that they had.
-        """
+    def _one_row_a_sample(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> _Batch:
+        """Check a batch and flatten it, without the ignored samples."""
         events = self.event_dimensions(outputs)
         leading = outputs.shape[: outputs.dim() - events]
         wanted = self._target_shape(outputs)
@@ -164,15 +193,16 @@ class Likelihood(nn.Module, ABC):
         targets = self._convert(outputs, targets.detach())
         kept = self._counting(targets, leading, weights)
         self._check_domain(outputs, targets, kept)
-        z, y = outputs, targets
-        if len(leading) != 1:
-            z = outputs.reshape(-1, *outputs.shape[len(leading) :])
-            y = targets.reshape(-1, *targets.shape[len(leading) :])
-        if kept is not None:
-            z, y = z[kept.reshape(-1)], y[kept.reshape(-1)]
+
+        def select(tensor: Tensor) -> Tensor:
+            if len(leading) != 1:
+                tensor = tensor.reshape(-1, *tensor.shape[len(leading) :])
+            return tensor if kept is None else tensor[kept.reshape(-1)]
+
+        z, y = select(outputs), select(targets)
         W = float(len(z))
         if weights is None and W:
-            return z, y, z.new_full((len(z),), 1 / W), W
+            return _Batch(z, y, z.new_full((len(z),), 1 / W), W, select)
         if weights is not None:
             w = weights.detach().to(z.dtype).reshape(-1)
             w = w if kept is None else w[kept.reshape(-1)]
@@ -182,7 +212,7 @@ class Likelihood(nn.Module, ABC):
                 "no sample counts: the batch is empty, or every target is ignored or has weight "
                 "0, so the mean loss is undefined. Skip such batches."
             )
-        return z, y, w / W, W
+        return _Batch(z, y, w / W, W, select)
 
     def _counting(
         self, targets: Tensor, leading: torch.Size, weights: Tensor | None
@@ -237,6 +267,12 @@ class Likelihood(nn.Module, ABC):
         """Standard normal numbers, shaped like a tensor."""
         generator = self._generator_on(like.device)
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
+
+    def _signs(self, like: Tensor) -> Tensor:
+        """Random signs, shaped like a tensor."""
+        generator = self._generator_on(like.device)
+        signs = torch.randint(0, 2, like.shape, device=like.device, generator=generator)
+        return signs.to(like.dtype) * 2 - 1
 
     def _seed(self) -> int:
         return int(torch.randint(2**62, (), generator=self.generator))

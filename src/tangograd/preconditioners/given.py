@@ -1,59 +1,15 @@
-"""C: a positive definite matrix that speeds the velocity up and leaves its limit unchanged.
-
-Preconditioned TANGO moves v by ``γ C [g - (1-δt) F̂ v]``: it is plain TANGO on ``C^{-1/2} θ``. At
-frozen θ the mean of v still solves ``F v = g``, up to the damping ``(δt/γ) C⁻¹``; C only changes
-how fast, through the conditioning of ``C F``.
-
-A preconditioner acts on the list of a whole group's tensors at once, so that it may couple them.
-"""
+"""A given C: diagonal or dense."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tangograd.preconditioners.base import Preconditioner
 from tangograd.vectors import flatten, unflatten
-
-
-class Preconditioner(ABC):
-    """A symmetric positive definite C for one parameter group. Subclass it to bring your own."""
-
-    @abstractmethod
-    def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C x``, for x in the shapes of the group's parameters; the input is not changed."""
-
-    @abstractmethod
-    def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C⁻¹ x``."""
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}()"
-
-    def check(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to check
-        """Raise ``ValueError`` when this C cannot act on a group of such parameters."""
-
-    def state_dict(self) -> dict[str, Any]:
-        """What a saved run needs to go on: tensors and plain numbers."""
-        return {}
-
-    def load_state_dict(self, state: dict[str, Any]) -> None:  # noqa: B027 - nothing to load
-        """Take over a saved state."""
-
-
-class Identity(Preconditioner):
-    """No preconditioning, the paper's plain TANGO: ``preconditioner=None``."""
-
-    def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``x``."""
-        return tensors
-
-    def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``x``."""
-        return tensors
 
 
 class Diagonal(Preconditioner):
@@ -151,18 +107,3 @@ class Dense(Preconditioner):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over a saved matrix."""
         self._set(state["matrix"].to(self.matrix))
-
-
-PRECONDITIONERS: dict[str | None, Callable[[], Preconditioner]] = {None: Identity}
-
-
-def resolve(preconditioner: str | Preconditioner | None) -> Preconditioner:
-    """The object that a user's ``preconditioner=`` means."""
-    if isinstance(preconditioner, Preconditioner):
-        return preconditioner
-    if not isinstance(preconditioner, str | None) or preconditioner not in PRECONDITIONERS:
-        raise ValueError(
-            "preconditioner is None or an object of tangograd.preconditioners (Diagonal, Dense, "
-            f"or your own Preconditioner); got {preconditioner!r}"
-        )
-    return PRECONDITIONERS[preconditioner]()

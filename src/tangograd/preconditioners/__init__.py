@@ -1,0 +1,64 @@
+"""C: a positive definite matrix that speeds the velocity up and leaves its limit unchanged.
+
+Preconditioned TANGO moves v by ``γ C [g - (1-δt) F̂ v]``: it is plain TANGO on ``C^{-1/2} θ``. At
+frozen θ the mean of v still solves ``F v = g``, up to the damping ``(δt/γ) C⁻¹``; C only changes
+how fast, through the conditioning of ``C F``.
+
+A preconditioner acts on the list of a whole group's tensors at once, so that it may couple them.
+
+=========================  ===================================  ===================================
+``preconditioner=``        C                                    learned from
+=========================  ===================================  ===================================
+``None``                   the identity: the paper's TANGO
+``"auto"``                 :class:`InverseDiagonal`, what won   one pseudo-gradient a refresh
+                           the comparison of
+                           ``benchmarks/tuning_free.py``
+``"rmsprop"``              :class:`RMSProp`                     one gradient a refresh
+``"kronecker"``            :class:`Kronecker`                   inputs and cotangents of layers
+:class:`Diagonal`          given
+:class:`Dense`             given
+=========================  ===================================  ===================================
+
+Learned ones are refreshed about every tenth step, from gradients and never from the velocity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from tangograd.preconditioners.base import Identity, Preconditioner
+from tangograd.preconditioners.given import Dense, Diagonal
+from tangograd.preconditioners.kronecker import Kronecker
+from tangograd.preconditioners.learned import InverseDiagonal, RMSProp
+
+__all__ = [
+    "PRECONDITIONERS",
+    "Dense",
+    "Diagonal",
+    "Identity",
+    "InverseDiagonal",
+    "Kronecker",
+    "Preconditioner",
+    "RMSProp",
+    "resolve",
+]
+
+PRECONDITIONERS: dict[str | None, Callable[[], Preconditioner]] = {
+    None: Identity,
+    "auto": InverseDiagonal,
+    "rmsprop": RMSProp,
+    "kronecker": Kronecker,
+}
+
+
+def resolve(preconditioner: str | Preconditioner | None) -> Preconditioner:
+    """The object that a user's ``preconditioner=`` means."""
+    if isinstance(preconditioner, Preconditioner):
+        return preconditioner
+    if not isinstance(preconditioner, str | None) or preconditioner not in PRECONDITIONERS:
+        names = ", ".join(repr(name) for name in PRECONDITIONERS)
+        raise ValueError(
+            f"preconditioner is one of {names}, or an object of tangograd.preconditioners "
+            f"(Diagonal, Dense, or your own Preconditioner); got {preconditioner!r}"
+        )
+    return PRECONDITIONERS[preconditioner]()

@@ -1,0 +1,130 @@
+"""A diagonal C learned while training: inverse diagonal Fisher, and RMSProp."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from tangograd.preconditioners.base import Preconditioner
+from tangograd.statistics import Statistics
+
+#: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
+FORGETTING = 0.05
+
+
+class LearnedDiagonal(Preconditioner):
+    """``C = 1 / max(c, mean c)``, c being a curvature learned for each element.
+
+    The floor is the mean over a tensor: an element whose gradients are rare or zero so far is
+    taken as an average one of its tensor. Without it C would be huge there, and a first gradient
+    would throw the model off.
+    """
+
+    def __init__(self) -> None:
+        self.average: list[Tensor] = []
+        self.draws = 0
+        self._C: list[Tensor] = []
+
+    @abstractmethod
+    def _squares(self, statistics: Statistics) -> list[Tensor]:
+        """What is averaged."""
+
+    @abstractmethod
+    def _curvature(self, average: Tensor) -> Tensor:
+        """c, from the average."""
+
+    def update(self, statistics: Statistics) -> None:
+        """Average on: a plain mean first, then one that forgets."""
+        squares = self._squares(statistics)
+        if not squares or not all(bool(x.isfinite().all()) for x in squares):
+            return
+        self.draws += max(statistics.draws, 1)
+        if not self.average:
+            self.average = [x.clone() for x in squares]
+        else:
+            rate = max(max(statistics.draws, 1) / self.draws, FORGETTING)
+            for mean, x in zip(self.average, squares, strict=True):
+                mean.lerp_(x, rate)
+        self._C = [self._inverse(mean) for mean in self.average]
+
+    def _inverse(self, average: Tensor) -> Tensor:
+        c = self._curvature(average)
+        floor = float(c.mean()) if c.numel() else 0.0
+        return 1 / c.clamp(min=floor) if floor > 0 else torch.ones_like(c)
+
+    def apply(self, tensors: list[Tensor]) -> list[Tensor]:
+        """``C x``; x itself before the first refresh."""
+        if not self._C:
+            return tensors
+        return [c * x for c, x in zip(self._C, tensors, strict=True)]
+
+    def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
+        """``C⁻¹ x``."""
+        if not self._C:
+            return tensors
+        return [x / c for c, x in zip(self._C, tensors, strict=True)]
+
+    def check(self, parameters: Sequence[Tensor]) -> None:
+        """A loaded average must fit the parameters."""
+        ours = [tuple(x.shape) for x in self.average]
+        theirs = [tuple(p.shape) for p in parameters]
+        if ours and ours != theirs:
+            raise ValueError(
+                f"{type(self).__name__} has learned of tensors of shapes {ours}, but the group's "
+                f"parameters have shapes {theirs}; give each group its own"
+            )
+
+    def state_dict(self) -> dict[str, Any]:
+        """The averages."""
+        return {"average": self.average, "draws": self.draws}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over saved averages."""
+        self.average = [x.clone() for x in state["average"]]
+        self.draws = state["draws"]
+        self._C = [self._inverse(x) for x in self.average]
+
+
+class InverseDiagonal(LearnedDiagonal):
+    """The inverse diagonal of the Fisher matrix, ``C = 1 / max(diag F, mean)``.
+
+    The diagonal is estimated without bias from one pseudo-gradient of the batch a refresh.
+
+    Example:
+        >>> C = InverseDiagonal()
+        >>> C.update(Statistics(1, [torch.tensor([1.0, 3.0, 8.0])], [], []))
+        >>> C.apply([torch.tensor([4.0, 4.0, 4.0])])
+        [tensor([1.0000, 1.0000, 0.5000])]
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal"})
+    first_draws: ClassVar[int] = 8
+
+    def _squares(self, statistics: Statistics) -> list[Tensor]:
+        return statistics.fisher_diagonal
+
+    def _curvature(self, average: Tensor) -> Tensor:
+        return average
+
+
+class RMSProp(LearnedDiagonal):
+    """``C = 1 / max(√E g², mean)``, from gradients g of the loss on data.
+
+    Example:
+        >>> C = RMSProp()
+        >>> C.update(Statistics(1, [], [torch.tensor([-1.0, 3.0])], []))
+        >>> C.apply([torch.tensor([6.0, 6.0])])
+        [tensor([3., 2.])]
+    """
+
+    needs: ClassVar[frozenset[str]] = frozenset({"gradient"})
+
+    def _squares(self, statistics: Statistics) -> list[Tensor]:
+        return [g.square() for g in statistics.gradient]
+
+    def _curvature(self, average: Tensor) -> Tensor:
+        return average.sqrt()

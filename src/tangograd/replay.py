@@ -1,0 +1,153 @@
+"""Running a batch again: the same outputs, with other tangents.
+
+A line search along ``Δ = C r`` needs ``F̂ Δ``, and r is known only after the backward pass. So on
+refresh steps a `tangents` block keeps references to what the model was called with (or to the
+closure), and the random state and the buffers that it found; a replay makes the same calls under
+the same conditions with dual parameters ``θ + ε Δ``, and leaves everything as it was. It counts
+only if its outputs are those that the likelihood had received.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.utils import _pytree as pytree
+
+from tangograd.tangents import Again, CannotReplayError, Session, Term, dual_parameters
+
+
+class Conditions:
+    """What a forward pass depends on besides parameters and inputs, as it is now.
+
+    Example: the same random numbers, twice.
+
+        >>> before = Conditions(None)
+        >>> first = torch.rand(2)
+        >>> with before.restored():
+        ...     again = torch.rand(2)
+        >>> bool((first == again).all())
+        True
+    """
+
+    def __init__(self, model: object) -> None:
+        self.buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
+        self.values = [buffer.clone() for buffer in self.buffers]
+        self.random = torch.get_rng_state()
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.cuda_random = torch.cuda.get_rng_state_all() if used else []
+        kinds = ["cpu", "cuda"] if used else ["cpu"]
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in kinds
+        ]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Go back to these conditions; afterwards all is as it was before the block."""
+        now = [buffer.clone() for buffer in self.buffers]
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            for kind, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            torch.set_rng_state(self.random)
+            if self.cuda_random:
+                torch.cuda.set_rng_state_all(self.cuda_random)
+            self._write(self.values)
+            try:
+                yield
+            finally:
+                self._write(now)
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self.buffers)):
+            for buffer, value in zip(self.buffers, values, strict=True):
+                buffer.copy_(value)
+
+
+class _Call(NamedTuple):
+    arguments: tuple[Any, ...]
+    keywords: dict[str, Any]
+    conditions: Conditions
+
+
+class Replay:
+    """How to run a `tangents` block again.
+
+    Args:
+        model: the module called in the block, if any.
+        closure: the whole body of the block, if it is known.
+    """
+
+    def __init__(self, model: nn.Module | None, closure: Callable[[], Any] | None) -> None:
+        self.model = model
+        self.closure = closure
+        self.terms: Sequence[Term] = ()
+        self._calls: list[_Call] = []
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Note the calls made in the block."""
+        if self.closure is not None or self.model is None:
+            self._calls.append(_Call((), {}, Conditions(self.model)))
+            yield
+            return
+        hook = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
+        try:
+            yield
+        finally:
+            hook.remove()
+
+    def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._calls.append(_Call(args, dict(kwargs), Conditions(model)))
+
+    def run(self, parameters: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Again]:
+        """Run the block with other tangents; the outputs come with their graph.
+
+        Raises:
+            CannotReplayError: the outputs differ from those that the likelihood received.
+        """
+        with (
+            torch.enable_grad(),
+            dual_parameters(parameters, tangents, 1.0, originals=self.terms) as session,
+        ):
+            try:
+                self._repeat(session)
+            except CannotReplayError:
+                raise
+            except Exception as error:
+                raise CannotReplayError(f"running it again raised {error!r}") from error
+        if len(session.replayed) != len(self.terms):
+            raise CannotReplayError("a likelihood was not evaluated again")
+        return session.replayed
+
+    def _repeat(self, session: Session) -> None:
+        if self.closure is not None:
+            with self._calls[0].conditions.restored():
+                self.closure()
+            return
+        if self.model is None:
+            raise CannotReplayError("the block does not say which model it runs")
+        found: list[Tensor] = []
+        for call in self._calls:
+            with call.conditions.restored():
+                outputs = self.model(*call.arguments, **call.keywords)
+            found += [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+        for term in self.terms:
+            session.meet_again(_same_values(term.received, found))
+
+
+def _same_values(received: Tensor, found: Sequence[Tensor]) -> Tensor:
+    """The output that the likelihood was given, in the shape that it had then."""
+    for output in found:
+        if output.numel() == received.numel() and output.dtype == received.dtype:
+            candidate = output.reshape(received.shape)
+            plain = forward_ad.unpack_dual(candidate).primal
+            if len(found) == 1 or torch.allclose(plain, received):
+                return candidate
+    raise CannotReplayError("the likelihood was not given what the model returned")

@@ -1,0 +1,245 @@
+"""What preconditioners learn from: gradients and pseudo-gradients of a batch, never the velocity.
+
+``p.grad`` is the bracket ``g - F̂ v``, so on refresh steps these are pulled back on their own
+through the graph of the forward pass:
+
+* the diagonal of F̂, without bias and without anything per sample: for ``h = Σ √w_i ε_i g̃_i`` with
+  random signs, ``E h² = Σ w_i g̃_i²``, element by element;
+* the gradient g;
+* the Kronecker factors of linear and convolution layers: with inputs a (a row for each use of the
+  weight, 1 appended for a bias) and cotangents δ of the outputs in the pull-back of h,
+  ``F ≈ A ⊗ G``, ``A = mean a aᵀ``, ``G = Σ δ δᵀ``.
+
+Factors with which terms enter the loss are known only after the backward pass: they are put in by
+:func:`combine`, when the step is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from tangograd.tangents import LayerCall, Session, Share, check_adjoint, pull_back
+
+#: Rows that go into the factors of a layer: more make them costlier and little better.
+ROWS = 512
+
+
+class Factors(NamedTuple):
+    """A layer's block of F is about ``A ⊗ G``, for the matrix ``[weight | bias]``.
+
+    Attributes:
+        weight: the position of the weight in its group.
+        bias: that of the bias; ``None`` without one.
+        A: second moments of the inputs, ``(inputs [+ 1], inputs [+ 1])``.
+        G: of the outputs' cotangents, ``(outputs, outputs)``.
+    """
+
+    weight: int
+    bias: int | None
+    A: Tensor
+    G: Tensor
+
+
+@dataclass
+class Statistics:
+    """What one refresh tells a preconditioner of its group of parameters.
+
+    Attributes:
+        draws: how many pseudo-gradients of the batch went into it.
+        fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
+        gradient: g, shaped like the parameters.
+        layers: Kronecker factors, of the layers whose weight is in the group.
+    """
+
+    draws: int
+    fisher_diagonal: list[Tensor]
+    gradient: list[Tensor]
+    layers: list[Factors]
+
+
+@dataclass
+class Pulled:
+    """What was pulled back for one term of a block; lists are in the order of ``parameters``."""
+
+    parameters: Sequence[Tensor]
+    share: Share
+    draws: int
+    probe: list[Tensor]
+    squares: list[Tensor]
+    gradient: list[Tensor]
+    layers: dict[int, _Layer]
+
+
+@dataclass
+class _Layer:
+    """Sums for one weight, over all its uses."""
+
+    weight: Tensor
+    bias: Tensor | None
+    A: Tensor | None = None
+    rows: int = 0
+    G: Tensor | None = None
+
+
+def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool) -> list[Pulled]:
+    """Pull back what is needed of ``{"probe", "fisher_diagonal", "gradient", "layers"}``.
+
+    Args:
+        session: the forward pass.
+        needs: what γ and the preconditioners use.
+        draws: how many pseudo-gradients.
+        check: whether to check that tangents and gradients agree.
+    """
+    if not needs:
+        return []
+    calls = [call for call in session.layers or [] if _has_factors(call)]
+    parameters, n = list(session.parameters), len(session.parameters)
+    pulled = []
+    for term in session.terms:
+        if not term.outputs.requires_grad:
+            continue
+        probe: list[Tensor] = []
+        squares: list[Tensor] = []
+        layers = _input_moments(calls) if "layers" in needs else {}
+        for draw in range(draws if needs - {"gradient"} else 0):
+            targets = [*parameters, *(call.outputs for call in calls)]
+            cotangent = term.probe()
+            h = pull_back([term.outputs], targets, [cotangent])
+            if check and draw == 0:
+                check_adjoint(session, term, cotangent, h[:n])
+            for call, from_above in zip(calls, h[n:], strict=True):
+                layer, delta = layers[id(call.weight)], _rows_of_outputs(call, from_above)
+                thinned = _thinned(delta)
+                G = thinned.T @ thinned * (len(delta) / len(thinned) / draws)
+                layer.G = G if layer.G is None else layer.G.add_(G)
+            if draw == 0:
+                probe = h[:n]
+                squares = [x.square() / draws for x in probe]
+            else:
+                for total, x in zip(squares, h[:n], strict=True):
+                    total.addcmul_(x, x, value=1 / draws)
+        gradient = (
+            pull_back([term.outputs], parameters, [term.gradient]) if "gradient" in needs else []
+        )
+        pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, layers))
+    return pulled
+
+
+def combine(pulled: Sequence[Pulled], group: Sequence[Tensor]) -> Statistics:
+    """The statistics of one group of parameters, from all terms that went into a step."""
+    used = [piece for piece in pulled if piece.share.factor > 0]
+    return Statistics(
+        draws=max((piece.draws for piece in used), default=0),
+        fisher_diagonal=_total(
+            [(piece.share.factor, piece.parameters, piece.squares) for piece in used], group
+        ),
+        gradient=_total(
+            [(piece.share.factor, piece.parameters, piece.gradient) for piece in used], group
+        ),
+        layers=_factors(used, group),
+    )
+
+
+def probe(pulled: Sequence[Pulled], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """``h`` of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none."""
+    used = [piece for piece in pulled if piece.share.factor > 0]
+    return _total(
+        [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
+    )
+
+
+def _total(
+    pieces: Sequence[tuple[float, Sequence[Tensor], list[Tensor]]], parameters: Sequence[Tensor]
+) -> list[Tensor]:
+    """``Σ factor · tensors`` for these parameters, 0 where there is nothing of them."""
+    pieces = [piece for piece in pieces if piece[2]]
+    if not pieces:
+        return []
+    place = {id(p): i for i, p in enumerate(parameters)}
+    sums = [torch.zeros_like(p) for p in parameters]
+    for factor, theirs, tensors in pieces:
+        for p, x in zip(theirs, tensors, strict=True):
+            if id(p) in place:
+                sums[place[id(p)]].add_(x, alpha=factor)
+    return sums
+
+
+def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
+    place = {id(p): i for i, p in enumerate(group)}
+    total = sum(piece.share.factor for piece in used)
+    found: dict[int, tuple[Tensor | None, Tensor, Tensor]] = {}
+    for piece in used:
+        for key, layer in piece.layers.items():
+            if layer.A is None or layer.G is None or key not in place:
+                continue
+            factor = piece.share.factor
+            A, G = layer.A * (factor / total / layer.rows), factor * layer.G
+            if key in found:
+                _, A_before, G_before = found[key]
+                A, G = A_before + A, G_before + G
+            found[key] = (layer.bias, A, G)
+    factors = []
+    taken: set[int] = set()
+    for key, (bias, A, G) in found.items():
+        b = None if bias is None else place.get(id(bias))
+        if bias is not None and (b is None or b in taken):  # not ours: the weight alone
+            b, A = None, A[:-1, :-1]
+        taken |= {b} if b is not None else set()
+        factors.append(Factors(place[key], b, A, G))
+    return factors
+
+
+def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:
+    layers: dict[int, _Layer] = {}
+    for call in calls:
+        layer = layers.setdefault(id(call.weight), _Layer(call.weight, call.bias))
+        a = _thinned(_rows_of_inputs(call))
+        if layer.bias is not None:
+            a = functional.pad(a, (0, 1), value=1.0)
+        A = a.T @ a
+        layer.A = A if layer.A is None else layer.A.add_(A)
+        layer.rows += len(a)
+    return layers
+
+
+def _thinned(rows: Tensor) -> Tensor:
+    """At most :data:`ROWS` of them, evenly spread."""
+    return rows[:: -(-len(rows) // ROWS)]
+
+
+def _has_factors(call: LayerCall) -> bool:
+    """Grouped, three-dimensional and string-padded convolutions are left to the diagonal."""
+    if call.function is functional.linear:
+        return True
+    padding, groups = [*call.options, *[1, 0, 1, 1][len(call.options) :]][1::2]
+    return groups == 1 and call.weight.dim() <= 4 and not isinstance(padding, str)
+
+
+def _rows_of_inputs(call: LayerCall) -> Tensor:
+    """Inputs as ``(uses of the weight, columns of the weight)``."""
+    if call.function is functional.linear:
+        return call.inputs.reshape(-1, call.inputs.shape[-1])
+    stride, padding, dilation = (list(call.options[:3]) + [1, 0, 1][len(call.options) :])[:3]
+    x, kernel = call.inputs, tuple(call.weight.shape[2:])
+    if len(kernel) == 1:  # as a picture of height 1
+        x, kernel = x.unsqueeze(-2), (1, *kernel)
+        stride, padding, dilation = [
+            (default, *(option if isinstance(option, tuple | list) else (option,)))
+            for option, default in ((stride, 1), (padding, 0), (dilation, 1))
+        ]
+    patches = functional.unfold(x, kernel, dilation=dilation, padding=padding, stride=stride)
+    return patches.transpose(-1, -2).reshape(-1, patches.shape[-2])
+
+
+def _rows_of_outputs(call: LayerCall, cotangent: Tensor) -> Tensor:
+    """Cotangents as ``(uses of the weight, outputs)``."""
+    if call.function is functional.linear:
+        return cotangent.reshape(-1, cotangent.shape[-1])
+    places = cotangent.dim() - (call.weight.dim() - 2)  # unbatched inputs have no first dimension
+    return cotangent.movedim(places - 1, -1).reshape(-1, call.weight.shape[0])
