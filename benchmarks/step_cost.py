@@ -67,7 +67,10 @@ def sgd_step(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> Callable[[],
 def tango_step(
     model: nn.Module, x: torch.Tensor, y: torch.Tensor, gamma: float | str
 ) -> tuple[TANGO, Callable[[], None]]:
-    optimizer, likelihood = TANGO(model.parameters(), lr=0.1, gamma=gamma), Categorical()
+    optimizer, likelihood = (
+        TANGO(model.parameters(), lr=0.1, gamma=gamma, preconditioner=None),
+        Categorical(),
+    )
 
     def step() -> None:
         optimizer.zero_grad()

@@ -17,6 +17,7 @@ Three studies, each written to ``benchmarks/results/``:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import platform
 import statistics
@@ -41,7 +42,7 @@ Y = torch.tensor(digits)
 
 def network(sizes: list[int], activation: type[nn.Module]) -> nn.Sequential:
     layers: list[nn.Module] = []
-    for before, after in zip(sizes, sizes[1:], strict=False):
+    for before, after in itertools.pairwise(sizes):
         layers += [nn.Linear(before, after), activation()]
     return nn.Sequential(*layers[:-1])
 
@@ -97,6 +98,7 @@ class Run:
             yield from (part for part in self.train[order].split(batch) if len(part) == batch)
 
     def step(self) -> None:
+        """Train on the next batch, and add to the seconds."""
         rows = next(self.batches)
         x, y = X[rows], self.targets[rows]
         start = time.perf_counter()
@@ -114,6 +116,7 @@ class Run:
 
     @torch.no_grad()
     def loss(self, rows: Tensor) -> float:
+        """On these rows."""
         return float(self.likelihood(self.model(X[rows]), self.targets[rows]))
 
 

@@ -81,7 +81,7 @@ def test_the_current_sample_is_included_in_the_metric_of_c():
     A = torch.randn(3, 3)
     C = A @ A.T + torch.eye(3)
     model = Logistic()
-    optimizer = TANGO(model.parameters(), lr=0.3, preconditioner=Dense(C))
+    optimizer = TANGO(model.parameters(), lr=0.3, gamma="max", preconditioner=Dense(C))
     likelihood = Bernoulli(fisher="empirical")
     largest = 0.0
     for k in range(40):

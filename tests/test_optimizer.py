@@ -51,9 +51,15 @@ BAD_OPTIONS = [
     ({"gamma": 0.0}, "gamma must be positive and finite; got 0.0"),
     ({"gamma": -1.0}, "gamma must be positive"),
     ({"gamma": math.inf}, "gamma must be positive and finite"),
-    ({"gamma": "fast"}, r"one of \['gaussian', 'max'\]; got 'fast'"),
-    ({"preconditioner": "kfac"}, "preconditioner is None or an object"),
-    ({"preconditioner": torch.eye(2)}, "preconditioner is None or an object"),
+    ({"gamma": "fast"}, r"one of \['auto', 'gaussian', 'max'\]; got 'fast'"),
+    (
+        {"preconditioner": "kfac"},
+        "preconditioner is one of None, 'auto', 'rmsprop', 'kronecker', or an object",
+    ),
+    (
+        {"preconditioner": torch.eye(2)},
+        "preconditioner is one of None, 'auto', 'rmsprop', 'kronecker', or an object",
+    ),
     ({"preconditioner": Diagonal([torch.ones(2)])}, "give each group its own"),
     ({"preconditioner": Dense(torch.eye(2))}, "side 2 for a group of 44 elements"),
     ({"weight_decay": -1.0}, "weight_decay"),
@@ -175,6 +181,7 @@ def test_groups_have_their_own_options():
         ],
         lr=0.4,
         gamma=0.05,
+        preconditioner=None,
     )
     theta = [p.detach().clone() for p in model.parameters()]
     train(model, optimizer, Categorical(), batches(1))
@@ -362,7 +369,7 @@ def only_tensors_and_numbers(value):
 def test_state_dict_is_tensors_and_plain_numbers():
     model, x, y, likelihood = problem("mlp", "categorical")
     C = Diagonal([torch.ones_like(p) for p in model.parameters()])
-    optimizer = TANGO(model.parameters(), preconditioner=C)
+    optimizer = TANGO(model.parameters(), gamma="max", preconditioner=C)
     train(model, optimizer, likelihood, [(x, y)] * 3)
     saved = optimizer.state_dict()
     assert saved.keys() == {"state", "param_groups"}

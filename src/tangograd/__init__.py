@@ -57,7 +57,7 @@ __all__ = [
     "__version__",
 ]
 
-_MODULES = ("gamma", "likelihoods", "optimizer", "preconditioners", "reference")
+_MODULES = ("gamma", "likelihoods", "optimizer", "preconditioners", "reference", "schedules")
 _HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {"TANGO": "tangograd.optimizer"}
 
 

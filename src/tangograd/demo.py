@@ -24,7 +24,7 @@ BATCH, TRAINING = 100, 1300
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
     "Adam": lambda parameters: torch.optim.Adam(parameters, lr=0.003),
-    "TANGO": lambda parameters: TANGO(parameters, lr=0.1, gamma=0.5),
+    "TANGO": lambda parameters: TANGO(parameters),
 }
 
 

@@ -209,7 +209,7 @@ class Auto(GammaRule):
 
     Example:
         >>> rule = Auto()
-        >>> rule.measured(search=4.0, cap=2.0)
+        >>> rule.measured(search=4.0, moments=(1.0, 2.0))
         >>> rule.value
         0.25
         >>> rule.unstable(quotient=9.0, slope=1.0)
@@ -220,7 +220,8 @@ class Auto(GammaRule):
 
     statistics = (
         "search",
-        "cap",
+        "first",
+        "second",
         "recent_quotient",
         "recent_slope",
         "trust",
@@ -241,10 +242,11 @@ class Auto(GammaRule):
 
     def __init__(self) -> None:
         self.search = 0.0  # 1/γ of the line search
-        self.cap = 0.0  # λ, noise included
+        self.first = 0.0  # ⟨w, F̂w⟩
+        self.second = 0.0  # ‖F̂w‖² in the metric of C
         self.recent_quotient = 0.0
         self.recent_slope = 0.0
-        self.trust = 1.0  # halved by the guard
+        self.trust = 1.0  # γ over what the refreshes found
         self.value = 0.0
         self.guards = 0
         self.due = True  # a refresh is wanted, and starts the averages anew
@@ -253,15 +255,41 @@ class Auto(GammaRule):
     def update(self, squared_norms: Tensor, weights: Tensor) -> None:
         """Other rules' statistics say nothing here."""
 
-    def measured(self, search: float, cap: float | None) -> None:
-        """Take the line search's ``1/γ``, and λ when there was a power iteration."""
+    @property
+    def cap(self) -> float:
+        """λ, the noise of a batch included."""
+        return self.second * _inverse(self.first)
+
+    def measured(
+        self,
+        search: float,
+        moments: tuple[float, float] | None = None,
+        descent: float = 0.0,
+        loss: float = math.inf,
+        *,
+        early: bool = False,
+    ) -> None:
+        """Take what a refresh found.
+
+        Args:
+            search: the line search's ``1/γ``.
+            moments: ``⟨w, F̂w⟩`` and ``‖F̂w‖²``, when there was a power iteration.
+            descent: ``⟨r, Δ⟩``, which tells the slope to expect after the first step.
+            loss: of the batch. Where outputs are saturated F̂ says nothing: a step is not to
+                promise to lower the loss by more than twice what there is of it (or 2, if more).
+            early: in the first steps F changes fast, and a larger curvature counts at once.
+        """
+        search = max(search, descent / (2 * max(abs(loss), 1.0)))
         keep = 0.0 if self.due or not self.search else self.AVERAGING
-        self.search = keep * self.search + (1 - keep) * search
-        if cap is not None:
-            keep = keep if self.cap else 0.0
-            self.cap = keep * self.cap + (1 - keep) * cap
+        averaged = keep * self.search + (1 - keep) * search
+        self.search = max(search, averaged) if early else averaged
+        if moments is not None:
+            keep = 0.0 if early and moments[1] > self.cap * moments[0] else keep
+            self.first = keep * self.first + (1 - keep) * moments[0]
+            self.second = keep * self.second + (1 - keep) * moments[1]
         self.due = self.blind = False
         self._set()
+        self.recent_slope = self.recent_slope or self.value * descent
 
     def unmeasured(self, safe: float) -> None:
         """There is no replay: start at ``γ = 1/safe`` unless there is a γ already."""

@@ -46,6 +46,7 @@ class Measurement:
 
     Attributes:
         shares: the factors.
+        losses: of the terms.
         curvatures: ``ṽᵀ F̂_t ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
         grams: ``(groups, T, n, T, n)``, the products ``g̃ᵀ C g̃'``.
         weights: ``(n,)``, relative weights of the samples drawn.
@@ -58,6 +59,7 @@ class Measurement:
     """
 
     shares: list[Share]
+    losses: list[float]
     curvatures: list[float]
     grams: Tensor
     weights: Tensor
@@ -82,6 +84,11 @@ class Measurement:
     def curvature(self) -> float:
         """``ṽᵀ F̂ ṽ`` of the block, as it went into the gradient."""
         return sum(s.factor * c for s, c in zip(self.shares, self.curvatures, strict=True))
+
+    @property
+    def loss(self) -> float:
+        """The block's part of the step's loss."""
+        return sum(s.factor * x for s, x in zip(self.shares, self.losses, strict=True))
 
     def gram(self) -> Tensor:
         """``(groups, n, n)``, the products of the block's pseudo-gradients ``Σ √f_t g̃_t``."""
@@ -121,6 +128,7 @@ def measure(
     shape = (len(groups), len(terms), len(plan), len(terms), len(plan))
     return Measurement(
         shares=[term.share for term in terms],
+        losses=[float(term.loss) for term in terms],
         curvatures=[float((term.tangents * term.product).sum()) for term in terms],
         grams=_grams(gradients, session.parameters, groups).reshape(shape) if plan else _NOTHING,
         weights=torch.tensor(weights[: len(plan)], dtype=torch.float64) if plan else _NOTHING,

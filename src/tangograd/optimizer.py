@@ -28,6 +28,7 @@ from tangograd.likelihoods import Likelihood
 from tangograd.measurement import Measurement, learn, measure
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
+from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, Session, dual_parameters
@@ -88,10 +89,14 @@ class TANGO(Optimizer):
             ``gamma``, ``preconditioner``, ``weight_decay`` and ``accelerated``.
         lr: δt, from 0 to 1; any scheduler may drive it (the cyclic ones with
             ``cycle_momentum=False``). At 0, θ rests and v settles (unless ``accelerated``).
-        gamma: γ: a number; ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; or a
-            rule of :mod:`tangograd.gamma`. Groups that name the same rule share one γ, computed
-            over all their parameters.
-        preconditioner: C: ``None``, or an object of :mod:`tangograd.preconditioners`.
+        gamma: γ: ``"auto"`` (a line search on the batch run again, about every tenth step; nothing
+            to tune); ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; a rule of
+            :mod:`tangograd.gamma`; or a number, which is then in the metric of C: with
+            ``preconditioner=None`` it is the paper's γ. Groups that name the same rule share one γ,
+            computed over all their parameters.
+        preconditioner: C: ``"auto"`` (the inverse diagonal Fisher), ``"rmsprop"``, ``"kronecker"``
+            (for linear and convolution layers; fewer steps, each costlier), ``None``, or an object
+            of :mod:`tangograd.preconditioners`.
         weight_decay: λ of a Gaussian prior: adds ``λ θ`` to g and ``λ`` to F.
         accelerated: ``θ_k = θ_{k-1} - v_k``; on a quadratic this is Nesterov's method with momentum
             ``1-δt_{k-1}`` and step γ.
@@ -530,7 +535,8 @@ class TANGO(Optimizer):
             ``gamma``: γ; ``damping``: δt/γ, to compare with the eigenvalues of ``C^½ F C^½``;
             ``fisher_quotient``: ``vᵀF̂v / vᵀC⁻¹v``, the curvature along the velocity, which times
             γ should stay below 2. Values are NaN before the first step, and for the quotient as
-            long as v is 0. Further groups have their number appended, as in ``gamma_1``.
+            long as v is 0. ``guards``: how often the guard of ``gamma="auto"`` stepped in. Further
+            groups have their number appended, as in ``gamma_1``.
         """
         known: dict[str, float] = {}
         for k, group in enumerate(self.param_groups):
@@ -542,6 +548,11 @@ class TANGO(Optimizer):
         if self._autos():
             known["guards"] = sum(rule.guards for rule in self._autos())
         return known
+
+    def report(self) -> None:
+        """Print γ, damping, quotient and guard events, and what they mean, in a few lines."""
+        rules = [self._gamma(group) for group in self.param_groups]
+        print(describe(rules, self.diagnostics(), self.param_groups[0]["steps"]))
 
     def residual(
         self,

@@ -22,7 +22,19 @@ from tangograd.tangents import CannotReplayError, pull_back
 from tangograd.vectors import dot
 
 EVERY = 10
-EARLY = (1, 2, 3, 4, 6, 8)  # further ones in the first steps, where F changes fast
+EARLY = (
+    1,
+    2,
+    3,
+    4,
+    6,
+    8,
+    13,
+    16,
+    25,
+    35,
+    45,
+)  # further ones in the first steps, where F changes fast
 POWER_EVERY, FIRST_POWER = 20, 5  # power iterations: these many steps apart; and in the first step
 
 
@@ -96,20 +108,21 @@ def measure_gamma(
     if not 0 < descent < math.inf:
         return None if starting else leading
     along = _fisher(blocks, groups, direction)[0]
-    cap = None
+    moments = None
     iterations = (
-        FIRST_POWER if starting else int(rule.due or step < EVERY or step % POWER_EVERY == 0)
+        FIRST_POWER if starting else int(rule.due or step in EARLY or step % POWER_EVERY == 0)
     )
     for _ in range(iterations if leading else 0):
         first, Fw = _fisher(blocks, groups, leading, with_product=True)
         CFw = _precondition(rule, groups, Fw)
-        second = dot(Fw, CFw)
-        if not (0 < first < math.inf and 0 < second < math.inf):
+        second, size = dot(Fw, CFw), _squared_norm(rule, groups, leading)
+        if not (0 < first < math.inf and 0 < second < math.inf and 0 < size < math.inf):
             break
-        cap = second / first
+        moments = (first / size, second / size)
         leading = [x / math.sqrt(second) for x in CFw]
     if math.isfinite(along) and along >= 0:
-        rule.measured(along / descent, cap)
+        loss = sum(block.loss for block in blocks)
+        rule.measured(along / descent, moments, descent, loss, early=step <= EARLY[-1])
     return leading
 
 
@@ -157,6 +170,15 @@ def _fisher(
             pulled = pull_back(outputs, parameters, cotangents)
             product = [total + piece for total, piece in zip(product, pulled, strict=True)]
     return quadratic, product
+
+
+def _squared_norm(rule: GammaRule, groups: Sequence[Group], x: list[Tensor]) -> float:
+    """``xᵀ C⁻¹ x`` over the groups of this rule."""
+    total, pieces = 0.0, iter(x)
+    for group in groups:
+        own = [next(pieces) if p.requires_grad else torch.zeros_like(p) for p in group.params]
+        total += group.C.squared_norm(own) if group.rule is rule else 0.0
+    return total
 
 
 def _precondition(rule: GammaRule, groups: Sequence[Group], x: list[Tensor]) -> list[Tensor]:
