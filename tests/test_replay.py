@@ -53,7 +53,7 @@ def test_the_power_iteration_finds_the_largest_eigenvalue():
     model, x, y, likelihood = problem("mlp", "categorical")
     optimizer = TANGO(model.parameters(), lr=0.0, preconditioner=None)
     for _ in range(60):
-        optimizer.param_groups[0]["gamma"].due = True
+        optimizer.param_groups[0]["gamma"].due = True  # no averages over earlier vectors
         optimizer.zero_grad()
         with optimizer.tangents(model):
             loss = likelihood(model(x), y)
@@ -160,7 +160,8 @@ def test_what_cannot_be_run_again_is_said_once_and_trained_on(body, reason):
     y = torch.randint(OUTPUTS, (5,))
     optimizer = TANGO(model.parameters())
     losses = []
-    with pytest.warns(RuntimeWarning, match=f"{reason}.*optimizer.evaluate") as record:
+
+    def go():
         for _ in range(60):
             optimizer.zero_grad()
             with optimizer.tangents(model):
@@ -168,6 +169,9 @@ def test_what_cannot_be_run_again_is_said_once_and_trained_on(body, reason):
             loss.backward()
             optimizer.step()
             losses.append(loss.item())
+
+    with pytest.warns(RuntimeWarning, match=f"{reason}.*optimizer.evaluate") as record:
+        go()
     assert len(record) == 1
     assert losses[-1] < 0.7 * losses[0]
 
@@ -176,13 +180,17 @@ def test_raw_parameters_without_a_closure_follow_the_quotient():
     theta = torch.zeros(3, requires_grad=True)
     optimizer, likelihood = TANGO([theta]), Gaussian()
     y = torch.randn(20, 3) + 5
-    with pytest.warns(RuntimeWarning, match="does not say which model"):
+
+    def go():
         for _ in range(150):
             optimizer.zero_grad()
             with optimizer.tangents():
                 loss = likelihood(theta.expand(20, 3), y)
             loss.backward()
             optimizer.step()
+
+    with pytest.warns(RuntimeWarning, match="does not say which model"):
+        go()
     torch.testing.assert_close(theta.detach(), y.mean(0), rtol=0.02, atol=0.02)
 
 
@@ -219,7 +227,7 @@ def test_steps_between_refreshes_run_the_model_once():
         counts.append(len(calls))
     refreshed = [k for k, count in enumerate(counts) if count > 1]
     assert optimizer.diagnostics()["guards"] == 0
-    assert refreshed == [0, 1, 2, 3, 4, 6, 8, 10, 20]
+    assert refreshed == [0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20]
 
 
 def test_conditions_restore_what_they_found():

@@ -188,9 +188,12 @@ class Auto(GammaRule):
     On refresh steps a batch is run again, and with the bracket r and ``Δ = C r``
 
     * a **line search** gives ``1/γ = ⟨Δ, F̂Δ⟩ / ⟨r, Δ⟩``, the step along Δ that is best for this r;
-    * a **cap** keeps γ below ``1.5 E‖F̂w‖²_C⁻¹ E⟨w, F̂w⟩``, w being a leading eigenvector of ``C F̂``
-      (one power iteration a refresh). For a noiseless F̂ this is ``1.5/λ_max``; with noise it counts
-      what a batch adds to F, as R² does: the mean square of v along w grows from 2 on.
+    * a **cap** keeps γ below ``1.5 ⟨w, F̂w⟩ / ‖F̂w‖²``, w being a leading eigenvector of ``C F̂`` (a
+      power iteration over the refreshes) and the norm that of C. For a noiseless F̂ this is
+      ``1.5/λ_max``; w does not know the batch, so that with noise it counts what a batch adds to F,
+      as R² does. The mean square of v along w grows from 2 in place of 1.5 on;
+    * a **noise** limit keeps what noise costs to a tenth of the loss (or of 1, if more): near an
+      optimum this is at most ``γ tr(C F̂) / 4B``. It matters for small batches.
 
     Both are averaged over refreshes. Every step shows the quotient ``q = vᵀF̂v / vᵀC⁻¹v`` for free,
     whose recent maximum caps γ too.
@@ -209,7 +212,7 @@ class Auto(GammaRule):
 
     Example:
         >>> rule = Auto()
-        >>> rule.measured(search=4.0, moments=(1.0, 2.0))
+        >>> rule.measured(search=4.0, cap=2.0)
         >>> rule.value
         0.25
         >>> rule.unstable(quotient=9.0, slope=1.0)
@@ -220,8 +223,8 @@ class Auto(GammaRule):
 
     statistics = (
         "search",
-        "first",
-        "second",
+        "cap",
+        "noise",
         "recent_quotient",
         "recent_slope",
         "trust",
@@ -234,6 +237,7 @@ class Auto(GammaRule):
     value = 0.0
 
     AVERAGING = 0.9  # of what refreshes measure
+    SHARE = 0.1  # of the loss (or of 1) that noise may cost
     MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
     FADING = 0.99  # of recent maxima, a step
     JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
@@ -242,8 +246,8 @@ class Auto(GammaRule):
 
     def __init__(self) -> None:
         self.search = 0.0  # 1/γ of the line search
-        self.first = 0.0  # ⟨w, F̂w⟩
-        self.second = 0.0  # ‖F̂w‖² in the metric of C
+        self.cap = 0.0  # λ, noise included
+        self.noise = 0.0  # 1/γ at which noise takes its share of the loss
         self.recent_quotient = 0.0
         self.recent_slope = 0.0
         self.trust = 1.0  # γ over what the refreshes found
@@ -255,17 +259,13 @@ class Auto(GammaRule):
     def update(self, squared_norms: Tensor, weights: Tensor) -> None:
         """Other rules' statistics say nothing here."""
 
-    @property
-    def cap(self) -> float:
-        """λ, the noise of a batch included."""
-        return self.second * _inverse(self.first)
-
     def measured(
         self,
         search: float,
-        moments: tuple[float, float] | None = None,
+        cap: float | None = None,
         descent: float = 0.0,
         loss: float = math.inf,
+        noise: float = 0.0,
         *,
         early: bool = False,
     ) -> None:
@@ -273,20 +273,22 @@ class Auto(GammaRule):
 
         Args:
             search: the line search's ``1/γ``.
-            moments: ``⟨w, F̂w⟩`` and ``‖F̂w‖²``, when there was a power iteration.
+            cap: ``‖F̂w‖² / ⟨w, F̂w⟩``, when there was a power iteration.
             descent: ``⟨r, Δ⟩``, which tells the slope to expect after the first step.
             loss: of the batch. Where outputs are saturated F̂ says nothing: a step is not to
                 promise to lower the loss by more than twice what there is of it (or 2, if more).
+            noise: ``tr C F̂ / 4B``: the loss that noise costs for each unit of γ, at most.
             early: in the first steps F changes fast, and a larger curvature counts at once.
         """
         search = max(search, descent / (2 * max(abs(loss), 1.0)))
         keep = 0.0 if self.due or not self.search else self.AVERAGING
-        averaged = keep * self.search + (1 - keep) * search
+        noise /= self.SHARE * max(abs(loss), 1.0)
+        self.noise = max(noise, keep * self.noise + (1 - keep) * noise)
+        averaged = _between(search, self.search, keep)
         self.search = max(search, averaged) if early else averaged
-        if moments is not None:
-            keep = 0.0 if early and moments[1] > self.cap * moments[0] else keep
-            self.first = keep * self.first + (1 - keep) * moments[0]
-            self.second = keep * self.second + (1 - keep) * moments[1]
+        if cap is not None:
+            averaged = _between(cap, self.cap, keep)
+            self.cap = max(cap, averaged) if early else averaged
         self.due = self.blind = False
         self._set()
         self.recent_slope = self.recent_slope or self.value * descent
@@ -322,7 +324,7 @@ class Auto(GammaRule):
         return False
 
     def _set(self) -> None:
-        steepest = max(self.search, self.cap / self.MARGIN, self.recent_quotient)
+        steepest = max(self.search, self.cap / self.MARGIN, self.noise, self.recent_quotient)
         self.value = self.trust * _inverse(steepest)
 
 
@@ -420,6 +422,11 @@ def resolve(gamma: float | str | GammaRule) -> GammaRule:
 
 def _inverse(x: float) -> float:
     return 1 / x if x > 0 else 0.0
+
+
+def _between(new: float, old: float, keep: float) -> float:
+    """An average of logarithms: scales that are off by powers of ten are forgotten soon."""
+    return new ** (1 - keep) * old**keep if old else new
 
 
 def _average(mean: float, weight: float, values: Tensor, weights: Tensor) -> tuple[float, float]:

@@ -54,6 +54,7 @@ class Measurement:
         samples: the number of independent terms in F̂, where pseudo-gradients were drawn.
         for_bound: all products are there that the necessary bound needs.
         observations: ``(callback, observation)`` of each likelihood.
+        weight: ``1/Σ w_i²``, the number of samples that count.
         pulled: what preconditioners learn from, on refresh steps.
         replay: how to run the block again, on refresh steps.
     """
@@ -67,6 +68,7 @@ class Measurement:
     samples: float
     for_bound: bool
     observations: list[tuple[Callable[[list[Any]], None], Any]]
+    weight: float
     pulled: list[Pulled]
     replay: Replay | None
 
@@ -136,6 +138,7 @@ def measure(
         samples=_independent_terms(terms[0]) if plan else math.nan,
         for_bound=for_bound,
         observations=[(term.after_step, term.observation) for term in terms],
+        weight=1 / float(terms[0].weights.square().sum()),
         pulled=pulled,
         replay=replay,
     )

@@ -256,10 +256,11 @@ class TANGO(Optimizer):
 
     def _needs(self, step: int, rules: Sequence[GammaRule]) -> frozenset[str]:
         """What γ and C want pulled back on a refresh step."""
-        due = any(isinstance(rule, Auto) and rule.due for rule in rules)
+        autos = [rule for rule in rules if isinstance(rule, Auto)]
+        due = any(rule.due for rule in autos)
         Cs = [group["preconditioner"] for group in self.param_groups]
         needs: frozenset[str] = frozenset().union(*(C.needs if due else C.wants(step) for C in Cs))
-        return needs | {"probe"} if due else needs
+        return needs | {"probe"} if autos else needs
 
     def _autos(self) -> list[Auto]:
         """The "auto" rules, each once."""
@@ -435,8 +436,9 @@ class TANGO(Optimizer):
             known = [self.state[p]["leading"] for p in parameters if "leading" in self.state[p]]
             leading = known if len(known) == len(parameters) else None
             step = self.param_groups[0]["steps"]
+            dt = max(rate(group) for group in self.param_groups)
             try:
-                leading = refresh.measure_gamma(rule, blocks, groups, leading, step)
+                leading = refresh.measure_gamma(rule, blocks, groups, leading, step, dt)
             except CannotReplayError as error:
                 rule.unmeasured(refresh.safe_curvature(rule, blocks, groups))
                 self._say_blind(error)

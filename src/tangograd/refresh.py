@@ -78,6 +78,7 @@ def measure_gamma(
     groups: Sequence[Group],
     leading: list[Tensor] | None,
     step: int,
+    dt: float,
 ) -> list[Tensor] | None:
     """Run the batch again for a line search, and for a power iteration when it is time.
 
@@ -87,6 +88,7 @@ def measure_gamma(
         groups: all groups; those with this rule are searched along.
         leading: the power iteration's vector, over all trainable parameters.
         step: the number of this step.
+        dt: δt.
 
     Returns:
         The next vector of the power iteration.
@@ -108,22 +110,37 @@ def measure_gamma(
     if not 0 < descent < math.inf:
         return None if starting else leading
     along = _fisher(blocks, groups, direction)[0]
-    moments = None
+    cap = None
     iterations = (
         FIRST_POWER if starting else int(rule.due or step in EARLY or step % POWER_EVERY == 0)
     )
     for _ in range(iterations if leading else 0):
         first, Fw = _fisher(blocks, groups, leading, with_product=True)
         CFw = _precondition(rule, groups, Fw)
-        second, size = dot(Fw, CFw), _squared_norm(rule, groups, leading)
-        if not (0 < first < math.inf and 0 < second < math.inf and 0 < size < math.inf):
+        second = dot(Fw, CFw)
+        if not (0 < first < math.inf and 0 < second < math.inf):
             break
-        moments = (first / size, second / size)
+        cap = second / first
         leading = [x / math.sqrt(second) for x in CFw]
     if math.isfinite(along) and along >= 0:
         loss = sum(block.loss for block in blocks)
-        rule.measured(along / descent, moments, descent, loss, early=step <= EARLY[-1])
+        noise = _noise(rule, blocks, groups, dt)
+        rule.measured(along / descent, cap, descent, loss, noise, early=step <= EARLY[-1])
     return leading
+
+
+def _noise(rule: Auto, blocks: Sequence[Measurement], groups: Sequence[Group], dt: float) -> float:
+    """The loss that noise costs for each unit of γ: ``tr C F̂ / 4B`` at most.
+
+    Near an optimum, a direction of curvature λ (in the metric of C) carries an excess loss of
+    ``δt/4B · γλ/(γλ + δt)``, B being the samples in a batch. Summed up this is at most
+    ``γ tr C F / 4B``, and at most ``δt d / 4B``: nothing to mind when δt is small.
+    """
+    samples = sum(b.factor for b in blocks) ** 2 / sum(b.factor**2 / b.weight for b in blocks)
+    elements = sum(p.numel() for p in trainable(groups))
+    if dt * elements / (4 * samples) < rule.SHARE:
+        return 0.0
+    return safe_curvature(rule, blocks, groups) / (4 * samples)
 
 
 def safe_curvature(rule: Auto, blocks: Sequence[Measurement], groups: Sequence[Group]) -> float:
@@ -170,15 +187,6 @@ def _fisher(
             pulled = pull_back(outputs, parameters, cotangents)
             product = [total + piece for total, piece in zip(product, pulled, strict=True)]
     return quadratic, product
-
-
-def _squared_norm(rule: GammaRule, groups: Sequence[Group], x: list[Tensor]) -> float:
-    """``xᵀ C⁻¹ x`` over the groups of this rule."""
-    total, pieces = 0.0, iter(x)
-    for group in groups:
-        own = [next(pieces) if p.requires_grad else torch.zeros_like(p) for p in group.params]
-        total += group.C.squared_norm(own) if group.rule is rule else 0.0
-    return total
 
 
 def _precondition(rule: GammaRule, groups: Sequence[Group], x: list[Tensor]) -> list[Tensor]:

@@ -62,6 +62,7 @@ def _limit(rule: Auto) -> str:
         "capped by the largest curvature, noise of the batch included: larger batches allow more": (
             rule.cap / rule.MARGIN
         ),
+        "capped by what noise may cost: larger batches, or a lower lr, allow more": rule.noise,
         "capped by the recent maximum of the quotient": rule.recent_quotient,
     }
     return "auto, " + max(limits, key=lambda name: limits[name])
