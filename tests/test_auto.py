@@ -122,8 +122,11 @@ def run(model, optimizer, likelihood, x, y, batch, steps, scheduler=None):
     return losses
 
 
-@pytest.mark.parametrize("preconditioner", ["auto", "kronecker"])
-@pytest.mark.parametrize("name", TASKS)
+@pytest.mark.parametrize(
+    ("name", "preconditioner"),
+    [(name, "auto") for name in TASKS]
+    + [(name, "kronecker") for name, (_, batch) in TASKS.items() if batch >= 8],
+)
 def test_no_task_diverges_with_default_arguments(name, preconditioner):
     """The loss over all data ends below where it began.
 
@@ -157,13 +160,14 @@ def test_rates_of_a_scheduler_from_0_to_1(name):
         assert float(likelihood(model(x), y)) < before
 
 
-def test_the_fixed_point_is_unbiased():
+@pytest.mark.parametrize("preconditioner", ["auto", "kronecker"])
+def test_the_fixed_point_is_unbiased(preconditioner):
     """Linear regression at rest (δt = 0): the mean of v is F⁻¹ g, with γ and C still moving."""
     n, steps = 60, 6000
     x = torch.randn(n, 3) * torch.tensor([1.0, 0.3, 3.0]) + torch.tensor([0.0, 0.2, 1.0])
     y = x @ torch.tensor([1.0, -2.0, 0.5]) + torch.randn(n)
     model, likelihood = nn.Linear(3, 1, bias=False), Gaussian()
-    optimizer = TANGO(model.parameters(), lr=0.0)
+    optimizer = TANGO(model.parameters(), lr=0.0, preconditioner=preconditioner)
     exact = torch.linalg.solve(x.T @ x / n, x.T @ (x @ model.weight[0].detach() - y) / n)
     path, gammas = [], set()
     for _ in range(steps):

@@ -1,0 +1,208 @@
+"""Learned preconditioners: what they are shown is exact or unbiased, and what they make of it."""
+
+import pytest
+import torch
+from torch import nn
+
+from tangograd import TANGO, Categorical
+from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp, kronecker
+from tangograd.reference import fisher_matrix
+from tangograd.statistics import Factors, Statistics, collect, combine
+from tangograd.tangents import dual_parameters
+from tangograd.vectors import dot, flatten
+
+from .cases import LIKELIHOODS, problem
+
+
+def statistics(model, likelihood, x, y, needs, draws=1):
+    params = list(model.parameters())
+    zeros = [torch.zeros_like(p) for p in params]
+    with dual_parameters(params, zeros, 1.0, record_layers="layers" in needs) as session:
+        loss = likelihood(model(x), y)
+    pulled = collect(session, frozenset(needs), draws, check=False)
+    loss.backward()
+    return combine(pulled, params)
+
+
+@pytest.mark.parametrize("fisher", ["expected", "sampled", "minibatch"])
+@pytest.mark.parametrize("name", ["categorical", "poisson", "mean-scale"])
+def test_the_diagonal_of_the_fisher_matrix_is_estimated_without_bias(name, fisher):
+    model, x, y, likelihood = problem("mlp", name, fisher=fisher)
+    exact = fisher_matrix(LIKELIHOODS[name](), model(x), model.parameters()).diagonal()
+    found = flatten(statistics(model, likelihood, x, y, {"fisher_diagonal"}, 4000).fisher_diagonal)
+    # h² has a standard deviation of about √2 to 3 times its mean: 5 standard errors
+    torch.testing.assert_close(found, exact, rtol=0.25, atol=0.02 * exact.mean().item())
+
+
+def test_the_diagonal_of_empirical_outer_products():
+    """Not centred: signs keep the mean gradient out."""
+    model, x, y, likelihood = problem("mlp", "categorical", fisher="empirical")
+    gradients = []
+    for i in range(len(x)):
+        loss = likelihood(model(x[i : i + 1]), y[i : i + 1])
+        gradients.append(flatten(torch.autograd.grad(loss, list(model.parameters()))))
+    exact = torch.stack(gradients).square().mean(0)
+    found = flatten(statistics(model, likelihood, x, y, {"fisher_diagonal"}, 4000).fisher_diagonal)
+    torch.testing.assert_close(found, exact, rtol=0.15, atol=0.02 * exact.mean().item())
+
+
+def test_the_gradient_is_that_of_the_loss():
+    model, x, y, likelihood = problem("conv", "categorical")
+    found = statistics(model, likelihood, x, y, {"gradient"})
+    exact = torch.autograd.grad(likelihood(model(x), y), list(model.parameters()))
+    torch.testing.assert_close(flatten(found.gradient), flatten(exact), rtol=1e-12, atol=1e-14)
+    assert not found.fisher_diagonal
+    assert not found.layers
+
+
+def test_the_factors_of_one_linear_layer_and_one_sample_are_the_fisher_matrix():
+    """F = a aᵀ ⊗ H, and ``[weight | bias]`` has 1 appended to its inputs."""
+    model, likelihood = nn.Linear(3, 4), Categorical()
+    x = torch.randn(1, 3)
+    F = fisher_matrix(likelihood, model(x), model.parameters())
+    (layer,) = statistics(model, likelihood, x, torch.tensor([1]), {"layers"}, 4000).layers
+    a = torch.cat([x[0], torch.ones(1)])
+    torch.testing.assert_close(layer.A, torch.outer(a, a))
+    assert (layer.weight, layer.bias) == (0, 1)
+    H = F[12:, 12:]  # that of the biases
+    torch.testing.assert_close(layer.G, H, rtol=0.1, atol=0.02)
+
+
+CONVOLUTIONS = {
+    "2d": (lambda: nn.Conv2d(2, 3, 3, padding=1), (4, 2, 5, 5)),
+    "2d, stride and dilation": (lambda: nn.Conv2d(2, 3, (2, 3), 2, (1, 0), (1, 2)), (4, 2, 6, 7)),
+    "1d": (lambda: nn.Conv1d(2, 3, 3, stride=2, padding=1), (4, 2, 7)),
+    "no bias": (lambda: nn.Conv2d(2, 3, 2, bias=False), (4, 2, 3, 3)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_the_inputs_of_a_convolution_are_its_patches(name):
+    make, shape = CONVOLUTIONS[name]
+    conv, x = make(), torch.randn(shape)
+    model = nn.Sequential(conv, nn.Flatten())
+    outputs = model(x)
+    likelihood, y = Categorical(), torch.zeros(len(x), dtype=torch.long)
+    (layer,) = statistics(model, likelihood, x, y, {"layers"}).layers
+    # the gradient of one output element with respect to its own filter is its patch
+    z = conv(x)[:, 0].reshape(-1)
+    patches = torch.stack(
+        [
+            flatten(
+                [
+                    g[0]
+                    for g in torch.autograd.grad(
+                        element, list(conv.parameters()), retain_graph=True
+                    )
+                ]
+            )
+            for element in z
+        ]
+    )
+    torch.testing.assert_close(layer.A, patches.T @ patches / len(patches))
+    assert layer.G.shape == (3, 3)
+    assert outputs.shape[0] == len(x)
+
+
+def test_grouped_convolutions_are_left_to_the_diagonal():
+    model = nn.Sequential(nn.Conv2d(2, 2, 2, groups=2), nn.Flatten())
+    found = statistics(
+        model, Categorical(), torch.randn(3, 2, 3, 3), torch.zeros(3).long(), {"layers"}
+    )
+    assert found.layers == []
+
+
+def test_uses_of_one_weight_add_up():
+    """A layer applied twice: as many rows again."""
+    model = nn.Linear(3, 3)
+    likelihood, x = Categorical(), torch.randn(5, 3)
+
+    class Twice(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = model
+
+        def forward(self, x):
+            return self.layer(self.layer(x).tanh())
+
+    (layer,) = statistics(Twice(), likelihood, x, torch.zeros(5).long(), {"layers"}).layers
+    rows = torch.cat([x, model(x).tanh().detach()])
+    rows = torch.cat([rows, torch.ones(10, 1)], 1)
+    torch.testing.assert_close(layer.A, rows.T @ rows / 10)
+
+
+@pytest.mark.parametrize("rank", [2, 64])
+def test_products_inverses_and_norms_of_a_kronecker_preconditioner(rank, monkeypatch):
+    monkeypatch.setattr(kronecker, "RANK", rank)
+    a, d = torch.randn(50, 8), torch.randn(50, 6)
+    factors = Factors(0, 1, a.T @ a / 50, d.T @ d)
+    C = Kronecker()
+    rest = torch.tensor([1.0, 3.0])
+    C.update(Statistics(1, [torch.ones(6, 7), torch.ones(6), rest], [], [factors]))
+    x = [torch.randn(6, 7), torch.randn(6), torch.randn(2)]
+    y = C.apply_inverse(C.apply(x))
+    torch.testing.assert_close(flatten(y), flatten(x), rtol=1e-10, atol=1e-12)
+    assert C.squared_norm(x) == pytest.approx(dot(x, C.apply_inverse(x)), rel=1e-10)
+    assert dot(x, C.apply(x)) > 0
+    torch.testing.assert_close(C.apply(x)[2], x[2] / torch.tensor([2.0, 3.0]))
+    if rank == 64:  # whole: (A + α) ⊗ (G + β), the product of dampings being the mean curvature
+        A, G = factors.A, d.T @ d
+        alpha, beta = A.diagonal().mean(), G.diagonal().mean()
+        X = torch.cat([x[0], x[1][:, None]], 1)
+        expected = torch.linalg.solve(G + beta * torch.eye(6), X) @ torch.linalg.inv(
+            A + alpha * torch.eye(8)
+        )
+        torch.testing.assert_close(C.apply(x)[0], expected[:, :-1])
+        torch.testing.assert_close(C.apply(x)[1], expected[:, -1])
+
+
+def test_floors_and_averages():
+    C = InverseDiagonal()
+    x = [torch.ones(3)]
+    assert C.apply(x)[0].equal(x[0])  # nothing learned yet
+    C.update(Statistics(8, [torch.tensor([0.0, 2.0, 4.0])], [], []))
+    torch.testing.assert_close(C.apply(x)[0], torch.tensor([1 / 2, 1 / 2, 1 / 4]))
+    C.update(Statistics(1, [torch.tensor([0.0, 2.0, 13.0])], [], []))  # the ninth draw
+    torch.testing.assert_close(C.apply(x)[0], 1 / torch.tensor([7 / 3, 7 / 3, 5.0]))
+
+
+@pytest.mark.parametrize("make", [InverseDiagonal, RMSProp, Kronecker])
+def test_what_is_not_finite_is_not_learned(make):
+    good, bad = [torch.ones(2, 2)], [torch.full((2, 2), float("nan"))]
+    layer = Factors(0, None, torch.eye(2), torch.eye(2))
+    C, x = make(), [torch.randn(2, 2)]
+    C.update(Statistics(1, good, good, [layer]))
+    before = C.apply(x)[0].clone()
+    C.update(Statistics(1, bad, bad, [layer._replace(A=bad[0])]))
+    assert C.apply(x)[0].equal(before)
+
+
+@pytest.mark.parametrize("preconditioner", ["auto", "rmsprop", "kronecker"])
+def test_loading_a_state_of_other_shapes_is_refused(preconditioner):
+    saved, other = nn.Linear(3, 4), nn.Linear(2, 4)
+    optimizers = [
+        TANGO(model.parameters(), preconditioner=preconditioner) for model in (saved, other)
+    ]
+    x, y, likelihood = torch.randn(6, 3), torch.zeros(6).long(), Categorical()
+    with optimizers[0].tangents(saved):
+        loss = likelihood(saved(x), y)
+    loss.backward()
+    optimizers[0].step()
+    with pytest.raises(ValueError, match="give each group its own"):
+        optimizers[1].load_state_dict(optimizers[0].state_dict())
+
+
+def test_frozen_parameters_have_no_curvature_and_stay():
+    model, likelihood = nn.Linear(3, 4), Categorical()
+    model.bias.requires_grad_(False)
+    before = model.bias.clone()
+    x, y = torch.randn(20, 3), torch.randint(4, (20,))
+    for preconditioner in ("auto", "rmsprop", "kronecker"):
+        optimizer = TANGO(model.parameters(), preconditioner=preconditioner)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with optimizer.tangents(model):
+                loss = likelihood(model(x), y)
+            loss.backward()
+            optimizer.step()
+    assert model.bias.equal(before)
