@@ -39,8 +39,9 @@ doctest: install ## the examples in the docstrings and in the README
 unit: install ## the tests
 	$(BIN)/pytest -q -n 2 tests
 
-bench: install ## speed and memory against SGD, written to benchmarks/results
+bench: install ## speed against SGD, and untuned TANGO beside tuned Adam, into benchmarks/results
 	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python benchmarks/tuning_free.py
 
 pictures: install ## draw the pictures of README and docs again
 	$(BIN)/tangograd demo --output docs/images

@@ -147,7 +147,7 @@ def draw(runs: list[Run], path: Path) -> None:
     inside.set(
         yscale="log",
         xlabel="epoch",
-        ylabel="vᵀF̂v / vᵀv",
+        ylabel="vᵀF̂v / vᵀC⁻¹v",
         title="TANGO: curvature along v and its limits",
     )
     for axes, columns in ((losses, 3), (inside, 1)):

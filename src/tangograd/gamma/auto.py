@@ -1,0 +1,162 @@
+"""γ that needs no tuning."""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor
+
+from tangograd.gamma.base import GammaRule, inverse
+
+
+class Auto(GammaRule):
+    """γ from the quadratic model that the update of v descends: nothing to tune.
+
+    On refresh steps a batch is run again, and with the bracket r and ``Δ = C r``
+
+    * a **line search** gives ``1/γ = ⟨Δ, F̂Δ⟩ / ⟨r, Δ⟩``, the step along Δ that is best for this r;
+    * a **cap** keeps γ below ``1.5 ⟨w, F̂w⟩ / ‖F̂w‖²``, w being a leading eigenvector of ``C F̂`` (a
+      power iteration over the refreshes) and the norm that of C. For a noiseless F̂ this is
+      ``1.5/λ_max``; w does not know the batch, so that with noise it counts what a batch adds to F,
+      as R² does. The mean square of v along w grows from 2 in place of 1.5 on;
+    * a **noise** limit keeps what noise costs to a tenth of the loss (or of 1, if more): near an
+      optimum this is at most ``γ tr(C F̂) / 4B``. It matters for small batches.
+
+    These are averaged over refreshes. Every step shows the quotient ``q = vᵀF̂v / vᵀC⁻¹v`` for free,
+    whose recent maximum caps γ too.
+
+    A **guard** steps in when ``γ q > 2`` (v grows along itself); when q has jumped to twice its
+    recent maximum; or when the slope ``⟨g, v⟩`` has turned round to more than twice its recent
+    maximum. The last two say that the last step in θ was too long for the quadratic model: F or g
+    changed on the way. If the loss still falls along v, the guard shortens v to its best multiple
+    on the quadratic model, at most to half. If not, it takes the step back and halves v, and γ as
+    well, which then recovers by a few percent a step. Either way γ is measured anew in the next
+    step.
+
+    Without a way to run the batch again, γ follows the quotient alone, from a safe start, and rises
+    by at most a tenth a step.
+
+    What a step measures acts from the next one on, so that γ does not depend on the batch it is
+    used for, and the fixed point of v stays unbiased. Only the guard looks at the batch itself.
+
+    Example:
+        >>> rule = Auto()
+        >>> rule.measured(search=4.0, cap=2.0)
+        >>> rule.value
+        0.25
+        >>> rule.unstable(quotient=9.0, slope=1.0)
+        True
+        >>> rule.value, rule.guards
+        (0.125, 1)
+    """
+
+    statistics = (
+        "search",
+        "cap",
+        "noise",
+        "recent_quotient",
+        "recent_slope",
+        "trust",
+        "value",
+        "guards",
+        "due",
+        "blind",
+    )
+    needs_pseudo_gradients = False
+    value = 0.0
+
+    AVERAGING = 0.9  # of what refreshes measure
+    SHARE = 0.1  # of the loss (or of 1) that noise may cost
+    MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
+    FADING = 0.99  # of recent maxima, a step
+    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
+    RECOVERY = 1.03  # of γ after a guard, a step
+    RISE = 1.1  # of γ in a step, when it follows the quotient alone
+
+    def __init__(self) -> None:
+        self.search = 0.0  # 1/γ of the line search
+        self.cap = 0.0  # λ, noise included
+        self.noise = 0.0  # 1/γ at which noise takes its share of the loss
+        self.recent_quotient = 0.0
+        self.recent_slope = 0.0
+        self.trust = 1.0  # γ over what the refreshes found
+        self.value = 0.0
+        self.guards = 0
+        self.due = True  # a refresh is wanted, and starts the averages anew
+        self.blind = False
+
+    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
+        """Other rules' statistics say nothing here."""
+
+    def measured(
+        self,
+        search: float,
+        cap: float | None = None,
+        descent: float = 0.0,
+        loss: float = math.inf,
+        noise: float = 0.0,
+        *,
+        early: bool = False,
+    ) -> None:
+        """Take what a refresh found.
+
+        Args:
+            search: the line search's ``1/γ``.
+            cap: ``‖F̂w‖² / ⟨w, F̂w⟩``, when there was a power iteration.
+            descent: ``⟨r, Δ⟩``, which tells the slope to expect after the first step.
+            loss: of the batch. Where outputs are saturated F̂ says nothing: a step is not to
+                promise to lower the loss by more than twice what there is of it (or 2, if more).
+            noise: ``tr C F̂ / 4B``: the loss that noise costs for each unit of γ, at most.
+            early: in the first steps F changes fast, and a larger curvature counts at once.
+        """
+        search = max(search, descent / (2 * max(abs(loss), 1.0)))
+        keep = 0.0 if self.due or not self.search else self.AVERAGING
+        noise /= self.SHARE * max(abs(loss), 1.0)
+        self.noise = max(noise, keep * self.noise + (1 - keep) * noise)
+        averaged = _between(search, self.search, keep)
+        self.search = max(search, averaged) if early else averaged
+        if cap is not None:
+            averaged = _between(cap, self.cap, keep)
+            self.cap = max(cap, averaged) if early else averaged
+        self.due = self.blind = False
+        self._set()
+        self.recent_slope = self.recent_slope or self.value * descent
+
+    def unmeasured(self, safe: float) -> None:
+        """There is no replay: start at ``γ = 1/safe`` unless there is a γ already."""
+        self.due, self.blind = False, True
+        self.value = self.value or inverse(safe)
+
+    def unstable(self, quotient: float, slope: float) -> bool:
+        """See the quotient and the slope ``⟨g, v⟩`` of a step; True when the guard steps in."""
+        if not (math.isfinite(quotient) and math.isfinite(slope)):
+            return False
+        jumped = quotient > self.JUMP * self.recent_quotient > 0
+        turned = -slope > self.JUMP * self.recent_slope > 0
+        if (
+            self.value * quotient > 2
+            or (jumped and self.value * quotient > self.NOTICEABLE)
+            or turned
+        ):
+            self.guards += 1
+            self.trust /= 1 if slope > 0 else 2
+            self.value /= 2
+            self.due = not self.blind
+            return True
+        self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)
+        self.recent_slope = max(self.FADING * self.recent_slope, abs(slope))
+        self.trust = min(1.0, self.RECOVERY * self.trust)
+        if self.blind:
+            self.value = min(inverse(self.recent_quotient), self.RISE * self.value)
+        elif not self.due:
+            self._set()
+        return False
+
+    def _set(self) -> None:
+        steepest = max(self.search, self.cap / self.MARGIN, self.noise, self.recent_quotient)
+        self.value = self.trust * inverse(steepest)
+
+
+def _between(new: float, old: float, keep: float) -> float:
+    """An average of logarithms: scales that are off by powers of ten are forgotten soon."""
+    return new ** (1 - keep) * old**keep if old else new
