@@ -372,7 +372,8 @@ class TANGO(Optimizer):
             group["preconditioner"].apply(bracket)
             for group, bracket in zip(self.param_groups, brackets, strict=True)
         ]
-        refreshed = refreshed or self._refresh(blocks, brackets, stopped)
+        if not refreshed:
+            self._refresh(blocks, brackets, stopped)
         for group, C_bracket in zip(self.param_groups, preconditioned, strict=True):
             if id(group["gamma"]) in stopped:
                 self._shorten(group, stopped[id(group["gamma"])])
@@ -405,11 +406,14 @@ class TANGO(Optimizer):
         """
         along, size = self._along_velocity(blocks)
         self._quotient = along / size if size > 0 else math.nan
+        autos = self._autos()
+        if not autos:
+            return {}
         slope = along + sum(  # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
             (1 - group["previous_lr"]) * dot(bracket, self._velocities(group))
             for group, bracket in zip(self.param_groups, brackets, strict=True)
         )
-        unstable = [rule for rule in self._autos() if rule.unstable(self._quotient, slope)]
+        unstable = [rule for rule in autos if rule.unstable(self._quotient, slope)]
         return {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
 
     def _refresh(
