@@ -129,6 +129,12 @@ def test_the_comparisons_in_the_readme_are_the_measured_ones():
     assert f"{mlp:.2f} times that of a fixed γ" in text
 
 
+def test_the_table_of_schedules_is_the_measured_one():
+    text = tangograd.schedules.__doc__
+    for row in study("schedules")["summary"].values():
+        assert re.search(rf"{row['test']:.3f} +{row['one_pass']:.0f}\n", text)
+
+
 def test_the_unsupervised_example_finds_the_data(capsys):
     torch.set_default_dtype(torch.float32)
     main = runpy.run_path(str(ROOT / "examples/unsupervised.py"))["main"]

@@ -2,10 +2,21 @@
 
 A constant δt forgets at the rate δt: after some ``10/δt`` steps the start is forgotten, and what is
 left is a noise of the order √δt. From there on, ``δt_k = 1/k`` averages the noise away, as Polyak's
-averaging does, without knowing how long the run will be. ``benchmarks/tuning_free.py schedules``
-compares: on a convex problem averaging comes near the accuracy of maximum likelihood; on a network
-that is stopped early a constant δt is at least as good, which is why it is the default.
+averaging does, without knowing how long the run will be.
 
+``benchmarks/tuning_free.py schedules`` compares, over 5 seeds (test loss of a classifier after 1000
+steps; excess loss of one pass over a logistic regression, in units of d/2n):
+
+=================================  =========  ========
+δt                                 test loss  one pass
+=================================  =========  ========
+constant                           0.253      36
+:func:`constant_then_average`      0.251      17
+to 0 linearly (``LinearLR``)       0.246      12
+to 0 (``CosineAnnealingLR``)       0.243      11
+=================================  =========  ========
+
+So where the length of the run is known, a schedule that ends at 0 is better still.
 Any scheduler of torch works as well: δt is the ``lr`` of each group.
 """
 
