@@ -205,8 +205,8 @@ class TANGO(Optimizer):
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
         """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
 
-        On refresh steps ``gamma="auto"`` runs the closure once or twice more; it should have no
-        effects besides its result.
+        On refresh steps ``gamma="auto"`` runs the closure again (once or twice, in the first step
+        six times); it should have no effects besides its result.
 
         Example:
             >>> from tangograd import TANGO, Gaussian

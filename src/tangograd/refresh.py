@@ -22,19 +22,8 @@ from tangograd.tangents import CannotReplayError, pull_back
 from tangograd.vectors import dot
 
 EVERY = 10
-EARLY = (
-    1,
-    2,
-    3,
-    4,
-    6,
-    8,
-    13,
-    16,
-    25,
-    35,
-    45,
-)  # further ones in the first steps, where F changes fast
+#: Further refreshes in the first steps, where F changes fast.
+EARLY = (1, 2, 3, 4, 6, 8, 13, 16, 25, 35, 45)
 POWER_EVERY, FIRST_POWER = 20, 5  # power iterations: these many steps apart; and in the first step
 
 
