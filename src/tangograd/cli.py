@@ -9,16 +9,27 @@ from __future__ import annotations
 import json as json_format
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TaskProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 import tangograd
 from tangograd.files import replacing, writable_folder
+
+if TYPE_CHECKING:
+    from tangograd.reproduction.base import Claim
 
 app = typer.Typer(
     help="Natural-gradient optimisation with no Fisher matrix: TANGO (Ollivier 2017).",
@@ -87,8 +98,80 @@ def demo(
     typer.echo(f"picture: {output / 'digits.png'}\nfigures: {output / 'digits.json'}")
 
 
+@app.command()
+def reproduce(
+    names: Annotated[
+        list[str] | None, typer.Argument(help="Claims, as listed by --list; all by default.")
+    ] = None,
+    output: Annotated[
+        Path, typer.Option(help="Folder for index.html, pictures and raw results.")
+    ] = Path("reproduction"),
+    seed: Annotated[int, typer.Option(min=0, help="Of all random numbers.")] = 0,
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Fewer samples and wider intervals; 40 seconds.")
+    ] = False,
+    listing: Annotated[bool, typer.Option("--list", help="List the claims.")] = False,
+    json: Annotated[bool, typer.Option("--json", help="Print the verdicts as JSON.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bar.")] = False,
+) -> None:
+    """Measure the claims of the TANGO paper, with pictures.
+
+    Prints a verdict for each claim, with what was expected and measured, and writes a page to look
+    at (index.html) beside a picture and the raw results of each claim. Exit code 1 if a claim does
+    not hold.
+
+    Example: tangograd reproduce --quick, or: tangograd reproduce figure-1 --seed 7
+    """
+    finished: list[str] = []
+    with _failures(output, lambda: f"finished and kept: {', '.join(finished) or 'nothing'}"):
+        from tangograd.reproduction import claims
+
+        chosen = _chosen(names or [], claims())
+        if listing:
+            for claim in chosen:
+                typer.echo(f"{claim.name:18} {claim.title} ({claim.where})")
+            return
+        writable_folder(output)
+        from tangograd.reproduction.page import measured
+        from tangograd.reproduction.run import reproduce as measure
+
+        table = Table("claim", "where", "quantity", "expected", "measured", "n", "verdict")
+        verdicts = []
+        with _shares("measuring", len(chosen), quiet) as advance:
+            for outcome in measure(chosen, output, seed=seed, quick=quick, advance=advance):
+                finished.append(outcome.claim.name)
+                for v in outcome.result.verdicts:
+                    named = (outcome.claim.name, outcome.claim.where, v.what, v.expected)
+                    verdict = "[green]holds" if v.holds else "[bold red]FAILS"
+                    table.add_row(*named, measured(v), str(v.n), verdict)
+                    verdicts.append({"claim": outcome.claim.name, **asdict(v)})
+    failed = sorted({str(v["claim"]) for v in verdicts if not v["holds"]})
+    if json:
+        typer.echo(json_format.dumps(verdicts))
+    else:
+        Console().print(table)
+        typer.echo(
+            f"{len(finished) - len(failed)} of {len(finished)} claims hold"
+            + (f"; not: {', '.join(failed)}" if failed else "")
+        )
+        typer.echo(f"page: {output / 'index.html'}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def _chosen(names: list[str], claims: list[Claim]) -> list[Claim]:
+    """The claims of these names, in the order of the paper; all if there are none."""
+    known = {claim.name for claim in claims}
+    for name in names:
+        if name not in known:
+            stderr.print(f"no claim is called {name!r}; known are: {', '.join(sorted(known))}")
+            raise typer.Exit(2)
+    return [claim for claim in claims if claim.name in names or not names]
+
+
 @contextmanager
-def _failures(output: Path) -> Iterator[None]:
+def _failures(
+    output: Path, kept: Callable[[], str] = lambda: "nothing was written"
+) -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and an exit code."""
     try:
         yield
@@ -99,7 +182,7 @@ def _failures(output: Path) -> Iterator[None]:
         stderr.print(f"cannot write to {output}: {error.strerror or error}")
         raise typer.Exit(1) from error
     except KeyboardInterrupt as error:
-        stderr.print(f"interrupted; nothing was written to {output}")
+        stderr.print(f"interrupted; in {output}, {kept()}")
         raise typer.Exit(130) from error
 
 
@@ -116,6 +199,15 @@ def _progress(what: str, total: int, quiet: bool) -> Iterator[Callable[[str], No
         task = bar.add_task(what, total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
         bar.update(task, description=what)
+
+
+@contextmanager
+def _shares(what: str, total: int, quiet: bool) -> Iterator[Callable[[Claim, float], None]]:
+    """A bar on standard error, moved by fractions of a claim."""
+    columns = (TextColumn("{task.description:>18}"), BarColumn(), TaskProgressColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=stderr, disable=quiet) as bar:
+        task = bar.add_task(what, total=total)
+        yield lambda claim, share: bar.update(task, advance=share, description=claim.name)
 
 
 def main() -> None:

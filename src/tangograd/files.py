@@ -36,6 +36,13 @@ def replacing(path: Path) -> Iterator[Path]:
     draft = Path(name)
     try:
         yield draft
+        draft.chmod(0o666 & ~_umask())  # mkstemp's files are its owner's alone
         draft.replace(path)
     finally:
         draft.unlink(missing_ok=True)
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,121 @@
+"""Verdicts: what a claim expects, what was measured, and whether it holds.
+
+A verdict on random numbers is wrong for a true claim with probability at most :data:`ALARM`. There
+are fewer than a hundred of them, so that a whole reproduction gives a false alarm in less than one
+of 10⁴ seeds. Fewer samples make an interval wider and the verdict weaker, never more often wrong.
+Means have intervals from Student's t, for samples that are themselves averages or light-tailed;
+medians and frequencies have exact ones, free of any assumption.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import stats
+
+#: The chance of a false alarm of one verdict.
+ALARM = 1e-6
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One row of the table.
+
+    Attributes:
+        what: the quantity, in a few words.
+        expected: what the claim says, as text.
+        measured: the estimate.
+        low: lower end of its interval; equal to ``measured`` where nothing is random.
+        high: upper end.
+        n: independent samples; 1 where nothing is random.
+        holds: the verdict.
+    """
+
+    what: str
+    expected: str
+    measured: float
+    low: float
+    high: float
+    n: int
+    holds: bool
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate with an interval that misses the truth with probability :data:`ALARM`."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+    def near(self, what: str, expected: float, within: float = 0.0) -> Verdict:
+        """Expected to be ``expected``, up to ``within`` (an error of the claim itself)."""
+        holds = self.low <= expected + within and self.high >= expected - within
+        text = f"{expected:.4g}" + (f" ± {within:.2g}" if within else "")
+        return self._verdict(what, text, holds)
+
+    def at_most(self, what: str, bound: float) -> Verdict:
+        """Expected not to exceed a bound; fails when the whole interval does."""
+        return self._verdict(what, f"≤ {bound:.4g}", self.low <= bound)
+
+    def at_least(self, what: str, bound: float) -> Verdict:
+        """Expected not to be below a bound; fails when the whole interval is."""
+        return self._verdict(what, f"≥ {bound:.4g}", self.high >= bound)
+
+    def between(self, what: str, low: float, high: float) -> Verdict:
+        """Expected in a range; fails when the whole interval is outside."""
+        return self._verdict(what, f"{low:.4g} … {high:.4g}", self.low <= high and self.high >= low)
+
+    def _verdict(self, what: str, expected: str, holds: bool) -> Verdict:
+        finite = bool(np.isfinite([self.estimate, self.low, self.high]).all())
+        return Verdict(what, expected, self.estimate, self.low, self.high, self.n, holds and finite)
+
+
+def mean(samples: ArrayLike) -> Interval:
+    """The mean, with Student's interval.
+
+    >>> mean([0.9, 1.1, 1.0, 1.05, 0.95]).near("a length", 1.0).holds
+    True
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    half = stats.t.isf(ALARM / 2, len(x) - 1) * x.std(ddof=1) / np.sqrt(len(x))
+    return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
+
+
+def quantile(samples: ArrayLike, q: float = 0.5) -> Interval:
+    """A quantile, by default the median, with an exact interval from order statistics.
+
+    >>> interval = quantile(range(101))
+    >>> interval.estimate, interval.low, interval.high
+    (50.0, 25.0, 75.0)
+    """
+    x = np.sort(np.asarray(samples, dtype=np.float64))
+    low = int(stats.binom.ppf(ALARM / 2, len(x), q)) - 1
+    high = int(stats.binom.isf(ALARM / 2, len(x), q))
+    if low < 0 or high >= len(x):
+        raise ValueError(f"{len(x)} samples are too few for an interval of the {q} quantile")
+    return Interval(float(np.quantile(x, q)), float(x[low]), float(x[high]), len(x))
+
+
+def frequency(happened: Sequence[bool] | np.ndarray) -> Interval:
+    """How often something happens, with the exact interval of Clopper and Pearson.
+
+    >>> frequency([True] * 1000).at_least("successes", 0.99).holds
+    True
+    """
+    n, hits = len(happened), int(np.sum(happened))
+    exact = stats.binomtest(hits, n).proportion_ci(1 - ALARM)
+    return Interval(hits / n, float(exact.low), float(exact.high), n)
+
+
+def exact(what: str, error: float, limit: float) -> Verdict:
+    """Nothing random: an error that must be rounding.
+
+    >>> exact("difference", 1e-15, 1e-12).holds
+    True
+    """
+    return Verdict(what, f"≤ {limit:.1e}", error, error, error, 1, bool(error <= limit))
