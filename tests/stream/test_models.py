@@ -5,7 +5,7 @@ import pytest
 
 from tangograd.stream import models
 
-N = 200_000
+N = 20_000
 SCALES, TRUTH, THETA = np.array([1.0, 0.5]), np.array([0.7, -0.4]), np.array([0.2, 0.3])
 
 
