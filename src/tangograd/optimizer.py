@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from tangograd import gamma as gammas
-from tangograd import preconditioners, refresh
+from tangograd import guard, preconditioners, refresh
 from tangograd.checks import (
     check_factors,
     check_gradients,
@@ -24,6 +24,7 @@ from tangograd.checks import (
     rate,
 )
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
+from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
 from tangograd.measurement import Measurement, learn, measure
 from tangograd.preconditioners import Preconditioner
@@ -32,7 +33,6 @@ from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, Session, dual_parameters
-from tangograd.vectors import dot
 
 T = TypeVar("T")
 
@@ -159,7 +159,7 @@ class TANGO(Optimizer):
         options |= {"previous_lr": rate(options), "steps": 0}
         super().add_param_group(options)
         group = self.param_groups[-1]
-        for rule in self._autos():
+        for rule in autos(self._rules()):
             rule.due = True
         try:
             check_parameters(group["params"])
@@ -180,6 +180,10 @@ class TANGO(Optimizer):
         if not isinstance(group["gamma"], GammaRule):
             group["gamma"] = self._rule(group["gamma"])
         return group["gamma"]  # type: ignore[no-any-return]
+
+    def _rules(self) -> list[GammaRule]:
+        """Of all groups."""
+        return [self._gamma(group) for group in self.param_groups]
 
     # ------------------------------------------------------------------ one forward pass
 
@@ -227,11 +231,10 @@ class TANGO(Optimizer):
         """A forward pass with tangents, and what is to be measured of it."""
         self._check_model(model)
         step = self.param_groups[0]["steps"]
-        rules = [self._gamma(group) for group in self.param_groups]
-        Cs = [group["preconditioner"] for group in self.param_groups]
+        rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
         due = refresh.is_due(step, rules, Cs)
-        needs = self._needs(step, rules) if due else frozenset()
-        replay = Replay(model, closure) if due and self._autos() else None
+        needs = refresh.needs(step, rules, Cs) if due else frozenset()
+        replay = Replay(model, closure) if due and autos(rules) else None
         recording = replay.recording() if replay else nullcontext()
         with recording, self._session(record_layers="layers" in needs) as session:
             yield
@@ -253,19 +256,6 @@ class TANGO(Optimizer):
             replay=replay,
         )
         self._pending.append(block)
-
-    def _needs(self, step: int, rules: Sequence[GammaRule]) -> frozenset[str]:
-        """What γ and C want pulled back on a refresh step."""
-        autos = [rule for rule in rules if isinstance(rule, Auto)]
-        due = any(rule.due for rule in autos)
-        Cs = [group["preconditioner"] for group in self.param_groups]
-        needs: frozenset[str] = frozenset().union(*(C.needs if due else C.wants(step) for C in Cs))
-        return needs | {"probe"} if autos else needs
-
-    def _autos(self) -> list[Auto]:
-        """The "auto" rules, each once."""
-        rules = (self._gamma(group) for group in self.param_groups)
-        return list({id(rule): rule for rule in rules if isinstance(rule, Auto)}.values())
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
@@ -358,27 +348,25 @@ class TANGO(Optimizer):
         self._pending = []
         check_gradients(list(self._named_gradients()))
         self._update_gamma(blocks)
-        brackets = [self._bracket(group) for group in self.param_groups]
-        # What a batch teaches acts from the next step on, except where little is known yet.
-        at_once = any(group["steps"] < refresh.EVERY for group in self.param_groups) or any(
-            rule.due for rule in self._autos()
-        )
-        planned = {id(group["gamma"]): group["gamma"].value for group in self.param_groups}
-        stopped = self._guard(blocks, brackets)
-        refreshed = at_once and self._refresh(blocks, brackets, stopped)
-        if refreshed:
-            planned = {id(group["gamma"]): group["gamma"].value for group in self.param_groups}
-        preconditioned = [
-            group["preconditioner"].apply(bracket)
-            for group, bracket in zip(self.param_groups, brackets, strict=True)
-        ]
-        if not refreshed:
-            self._refresh(blocks, brackets, stopped)
-        for group, C_bracket in zip(self.param_groups, preconditioned, strict=True):
-            if id(group["gamma"]) in stopped:
-                self._shorten(group, stopped[id(group["gamma"])])
+        groups = [self._as_group(group) for group in self.param_groups]
+        self._quotient, stopped = guard.look(blocks, groups)
+        planned, C_brackets = self._plan(blocks, groups, stopped)
+        for group, now, C_bracket in zip(self.param_groups, groups, C_brackets, strict=True):
+            if id(now.rule) in stopped:
+                moving = 1.0 if group["accelerated"] else rate(group)
+                guard.shorten(now, stopped[id(now.rule)], moving)
             else:
-                self._move(group, C_bracket, planned[id(group["gamma"])])
+                tango_update(
+                    [now.params[i] for i in now.trainable],
+                    [now.v[i] for i in now.trainable],
+                    [C_bracket[i] for i in now.trainable],
+                    gamma=planned[id(now.rule)],
+                    dt=rate(group),
+                    dt_previous=group["previous_lr"],
+                    accelerated=group["accelerated"],
+                )
+            group["previous_lr"] = rate(group)
+            group["steps"] += 1
         observed: dict[Callable[[list[Any]], None], list[Any]] = {}
         for callback, observation in (pair for block in blocks for pair in block.observations):
             observed.setdefault(callback, []).append(observation)
@@ -386,70 +374,57 @@ class TANGO(Optimizer):
             callback(observations)
         return loss
 
-    def _bracket(self, group: dict[str, Any]) -> list[Tensor]:
-        """``g - (1-δt_{k-1}) F̂ v`` with the prior's ``λ (θ - (1-δt_{k-1}) v)``; 0 where frozen."""
+    def _plan(
+        self, blocks: list[Measurement], groups: list[Group], stopped: Container[int]
+    ) -> tuple[dict[int, float], list[list[Tensor]]]:
+        """γ of each rule and ``C`` times each bracket for this step, and the refresh.
+
+        What a batch teaches acts from the next step on, except where little is known yet.
+        """
+        refreshing = any(block.pulled or block.replay for block in blocks)
+        at_once = any(rule.due for rule in autos(self._rules())) or any(
+            group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
+        )
+
+        def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
+            gammas = {id(group.rule): group.rule.value for group in groups}
+            return gammas, [group.C.apply(group.bracket) for group in groups]
+
+        planned = None if refreshing and at_once else plan()
+        if refreshing:
+            failure = refresh.refresh(
+                blocks,
+                groups,
+                self.state,
+                step=self.param_groups[0]["steps"],
+                dt=max(rate(group) for group in self.param_groups),
+                stopped=stopped,
+            )
+            if failure is not None:
+                self._say_blind(failure)
+        return planned or plan()
+
+    def _as_group(self, group: dict[str, Any]) -> Group:
+        """A group in this step, with its bracket: the prior adds ``λ (θ - (1-δt_{k-1}) v)``."""
+        v, keep, prior = self._velocities(group), 1 - group["previous_lr"], group["weight_decay"]
         bracket = [
             p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
             for p in group["params"]
         ]
-        decay, keep = group["weight_decay"], 1 - group["previous_lr"]
-        if decay:
-            for i, (p, v) in enumerate(zip(group["params"], self._velocities(group), strict=True)):
+        if prior:
+            for i, p in enumerate(group["params"]):
                 if p.requires_grad:
-                    bracket[i] = bracket[i] + decay * (p - keep * v)
-        return bracket
-
-    def _guard(self, blocks: list[Measurement], brackets: list[list[Tensor]]) -> dict[int, float]:
-        """The slope over the curvature along v, for each "auto" rule whose guard steps in.
-
-        This is the multiple of v that is best on the quadratic model; negative past the optimum.
-        """
-        along, size = self._along_velocity(blocks)
-        self._quotient = along / size if size > 0 else math.nan
-        autos = self._autos()
-        if not autos:
-            return {}
-        slope = along + sum(  # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
-            (1 - group["previous_lr"]) * dot(bracket, self._velocities(group))
-            for group, bracket in zip(self.param_groups, brackets, strict=True)
+                    bracket[i] = bracket[i] + prior * (p - keep * v[i])
+        return Group(
+            params=group["params"],
+            v=v,
+            bracket=bracket,
+            C=group["preconditioner"],
+            rule=group["gamma"],
+            keep=keep,
+            moved=1.0 if group["accelerated"] else group["previous_lr"],
+            prior=prior,
         )
-        unstable = [rule for rule in autos if rule.unstable(self._quotient, slope)]
-        return {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
-
-    def _refresh(
-        self, blocks: list[Measurement], brackets: list[list[Tensor]], stopped: Container[int]
-    ) -> bool:
-        """On refresh steps, let C learn and measure "auto" γ; says whether C has changed."""
-        if not any(block.pulled or block.replay for block in blocks):
-            return False
-        groups = [
-            refresh.Group(
-                params=group["params"],
-                C=group["preconditioner"],
-                rule=group["gamma"],
-                prior=group["weight_decay"],
-                bracket=bracket,
-            )
-            for group, bracket in zip(self.param_groups, brackets, strict=True)
-        ]
-        refresh.learn_preconditioners(blocks, groups)
-        parameters = refresh.trainable(groups)
-        for rule in self._autos():
-            if id(rule) in stopped:  # by the guard: the next step measures
-                continue
-            known = [self.state[p]["leading"] for p in parameters if "leading" in self.state[p]]
-            leading = known if len(known) == len(parameters) else None
-            step = self.param_groups[0]["steps"]
-            dt = max(rate(group) for group in self.param_groups)
-            try:
-                leading = refresh.measure_gamma(rule, blocks, groups, leading, step, dt)
-            except CannotReplayError as error:
-                rule.unmeasured(refresh.safe_curvature(rule, blocks, groups))
-                self._say_blind(error)
-                continue
-            for p, x in zip(parameters, leading or [], strict=False):
-                self.state[p]["leading"] = x
-        return True
 
     def _say_blind(self, error: CannotReplayError) -> None:
         """Once."""
@@ -464,53 +439,6 @@ class TANGO(Optimizer):
             RuntimeWarning,
             stacklevel=6,
         )
-
-    def _move(self, group: dict[str, Any], C_bracket: list[Tensor], gamma: float) -> None:
-        """One step of one group."""
-        params, v = group["params"], self._velocities(group)
-        trainable = [i for i, p in enumerate(params) if p.requires_grad]
-        tango_update(
-            [params[i] for i in trainable],
-            [v[i] for i in trainable],
-            [C_bracket[i] for i in trainable],
-            gamma=gamma,
-            dt=rate(group),
-            dt_previous=group["previous_lr"],
-            accelerated=group["accelerated"],
-        )
-        group["previous_lr"] = rate(group)
-        group["steps"] += 1
-
-    def _shorten(self, group: dict[str, Any], best: float) -> None:
-        """Shorten v to its best multiple, at most a half; take the last step back if it went past.
-
-        The bracket belongs to the v that is given up, so v takes no step.
-        """
-        v = self._velocities(group)
-        trainable = [i for i, p in enumerate(group["params"]) if p.requires_grad]
-        if best <= 0:
-            for i in trainable:
-                moved = 1.0 if group["accelerated"] else group["previous_lr"]
-                group["params"][i].add_(v[i], alpha=moved)
-        kept = 0.5 if best <= 0 else min(best, 0.5)
-        for x in v:
-            x.mul_(kept)
-        if best > 0:
-            for i in trainable:
-                moving = 1.0 if group["accelerated"] else rate(group)
-                group["params"][i].sub_(v[i], alpha=moving)
-        group["previous_lr"] = rate(group)
-        group["steps"] += 1
-
-    def _along_velocity(self, blocks: list[Measurement]) -> tuple[float, float]:
-        """``ṽᵀF̂ṽ`` and ``ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
-        along, size = sum(block.curvature for block in blocks), 0.0
-        for group in self.param_groups:
-            v, factor = self._velocities(group), (1 - group["previous_lr"]) ** 2
-            size += factor * group["preconditioner"].squared_norm(v)
-            if group["weight_decay"]:
-                along += group["weight_decay"] * factor * dot(v, v)
-        return along, size
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
         """The gradients that there are, with the names that the model gives their parameters."""
@@ -551,14 +479,13 @@ class TANGO(Optimizer):
             known[f"gamma{suffix}"] = gamma
             known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
         known["fisher_quotient"] = self._quotient
-        if self._autos():
-            known["guards"] = sum(rule.guards for rule in self._autos())
+        if autos(self._rules()):
+            known["guards"] = sum(rule.guards for rule in autos(self._rules()))
         return known
 
     def report(self) -> None:
         """Print γ, damping, quotient and guard events, and what they mean, in a few lines."""
-        rules = [self._gamma(group) for group in self.param_groups]
-        print(describe(rules, self.diagnostics(), self.param_groups[0]["steps"]))
+        print(describe(self._rules(), self.diagnostics(), self.param_groups[0]["steps"]))
 
     def residual(
         self,

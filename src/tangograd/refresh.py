@@ -1,6 +1,6 @@
 """Refresh steps: preconditioners learn, and γ "auto" is measured on the batch run again.
 
-They come at every tenth step, more often at the very beginning, and right after the guard of
+They come at every twentieth step, more often at the very beginning, and right after the guard of
 :class:`tangograd.gamma.Auto` stepped in. What is measured is what the chosen γ and C use, and
 nothing else.
 """
@@ -8,60 +8,106 @@ nothing else.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Container, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from tangograd.gamma import Auto, GammaRule
+from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
 from tangograd.preconditioners import Preconditioner
 from tangograd.statistics import combine, probe
 from tangograd.tangents import CannotReplayError, pull_back
 from tangograd.vectors import dot
 
-EVERY = 10
-#: Further refreshes in the first steps, where F changes fast.
-EARLY = (1, 2, 3, 4, 6, 8, 13, 16, 25, 35, 45)
-POWER_EVERY, FIRST_POWER = 20, 5  # power iterations: these many steps apart; and in the first step
+EVERY = 20
+#: Refreshes in the first steps, where F changes fast: about a third of the steps so far apart.
+EARLY = (0, 1, 2, 3, 4, 6, 8, 10, 13, 16, 20, 25, 30, 37, 45)
+#: What a refresh finds acts at once in so many first steps, and from the next step on later.
+LITTLE_KNOWN = 10
+#: Power iterations in the first step. Later ones come by turns with line searches; past the first
+#: steps C learns with them.
+FIRST_POWER = 5
 
 
-class Group(NamedTuple):
-    """What matters of a parameter group.
-
-    Attributes:
-        params: its parameters.
-        C: its preconditioner.
-        rule: its γ rule.
-        prior: λ of its Gaussian prior.
-        bracket: ``g - (1-δt) F̂ v`` with the prior in it, zero for frozen parameters.
-    """
-
-    params: list[Tensor]
-    C: Preconditioner
-    rule: GammaRule
-    prior: float
-    bracket: list[Tensor]
-
-
-def is_due(step: int, rules: Iterable[GammaRule], Cs: Iterable[Preconditioner]) -> bool:
+def is_due(step: int, rules: Sequence[GammaRule], Cs: Iterable[Preconditioner]) -> bool:
     """Whether this step is a refresh step."""
-    autos = [rule for rule in rules if isinstance(rule, Auto)]
-    if not autos and not any(C.needs for C in Cs):
+    asking = autos(rules)
+    if not asking and not any(C.needs for C in Cs):
         return False
-    return step % EVERY == 0 or step in EARLY or any(rule.due for rule in autos)
+    return _number(step) is not None or any(rule.due for rule in asking)
 
 
-def learn_preconditioners(blocks: Sequence[Measurement], groups: Sequence[Group]) -> None:
-    """Show each C what the blocks of a refresh step have collected."""
+def needs(step: int, rules: Sequence[GammaRule], Cs: Iterable[Preconditioner]) -> frozenset[str]:
+    """What γ and C want pulled back on a refresh step."""
+    asking = autos(rules)
+    if _searches_only(step, asking):
+        return frozenset()
+    wanted: frozenset[str] = frozenset().union(*(C.needs for C in Cs))
+    return wanted | {"probe"} if asking else wanted
+
+
+def _number(step: int) -> int | None:
+    """Which refresh this step is, from 0; ``None`` for one that is none."""
+    if step <= EARLY[-1]:
+        return EARLY.index(step) if step in EARLY else None
+    return len(EARLY) + step // EVERY if step % EVERY == 0 else None
+
+
+def _searches_only(step: int, asking: Sequence[Auto]) -> bool:
+    """Whether this refresh is for a line search and nothing else: every second one is."""
+    if not asking or step <= EARLY[-1] or any(rule.due for rule in asking):
+        return False
+    return (_number(step) or 0) % 2 == 1
+
+
+def refresh(
+    blocks: Sequence[Measurement],
+    groups: Sequence[Group],
+    state: Mapping[Tensor, dict[str, Any]],
+    *,
+    step: int,
+    dt: float,
+    stopped: Container[int],
+) -> CannotReplayError | None:
+    """On a refresh step, let C learn and measure "auto" γ.
+
+    Args:
+        blocks: of this step.
+        groups: all groups.
+        state: the optimizer's; the power iteration keeps its vector there, as ``leading``.
+        step: the number of this step.
+        dt: δt.
+        stopped: identities of rules whose guard stepped in: the next step measures.
+
+    Returns:
+        Why a batch could not be run again, if it could not.
+    """
     pulled = [piece for block in blocks for piece in block.pulled]
     for group in groups:
         if pulled and group.C.needs:
             group.C.update(combine(pulled, group.params))
+    parameters, failure = trainable(groups), None
+    for rule in autos([group.rule for group in groups]):
+        if id(rule) in stopped:
+            continue
+        known = [state[p]["leading"] for p in parameters if "leading" in state[p]]
+        leading = known if len(known) == len(parameters) else None
+        try:
+            leading = _measure_gamma(rule, blocks, groups, leading, step, dt)
+        except CannotReplayError as error:
+            if pulled:
+                rule.unmeasured(safe_curvature(rule, blocks, groups))
+            failure = error
+            continue
+        for p, x in zip(parameters, leading or [], strict=False):
+            state[p]["leading"] = x
+    return failure
 
 
-def measure_gamma(
+def _measure_gamma(
     rule: Auto,
     blocks: Sequence[Measurement],
     groups: Sequence[Group],
@@ -69,7 +115,9 @@ def measure_gamma(
     step: int,
     dt: float,
 ) -> list[Tensor] | None:
-    """Run the batch again for a line search, and for a power iteration when it is time.
+    """Run the batch again: for a line search, or for a power iteration.
+
+    They come by turns; both in the first step and where the rule asks for a refresh.
 
     Args:
         rule: learns from it.
@@ -98,11 +146,11 @@ def measure_gamma(
     descent = dot(bracket, direction)
     if not 0 < descent < math.inf:
         return None if starting else leading
-    along = _fisher(blocks, groups, direction)[0]
-    cap = None
-    iterations = (
-        FIRST_POWER if starting else int(rule.due or step in EARLY or step % POWER_EVERY == 0)
-    )
+    both, number = starting or rule.due, _number(step) or 0
+    along = cap = None
+    if both or number % 2:
+        along = _fisher(blocks, groups, direction)[0]
+    iterations = FIRST_POWER if starting else int(both or number % 2 == 0)
     for _ in range(iterations if leading else 0):
         first, Fw = _fisher(blocks, groups, leading, with_product=True)
         CFw = _precondition(rule, groups, Fw)
@@ -111,21 +159,36 @@ def measure_gamma(
             break
         cap = second / first
         leading = [x / math.sqrt(second) for x in CFw]
-    if math.isfinite(along) and along >= 0:
+    if along is None or 0 <= along < math.inf:
         loss = sum(block.loss for block in blocks)
-        noise = _noise(rule, blocks, groups, dt)
-        rule.measured(along / descent, cap, descent, loss, noise, early=step <= EARLY[-1])
+        samples = sum(b.factor for b in blocks) ** 2 / sum(b.factor**2 / b.weight for b in blocks)
+        rule.measured(
+            None if along is None else along / descent,
+            cap,
+            descent,
+            loss,
+            _noise(rule, blocks, groups, samples, dt),
+            samples=samples,
+            early=step <= EARLY[-1],
+        )
     return leading
 
 
-def _noise(rule: Auto, blocks: Sequence[Measurement], groups: Sequence[Group], dt: float) -> float:
-    """The loss that noise costs for each unit of γ: ``tr C F̂ / 4B`` at most.
+def _noise(
+    rule: Auto,
+    blocks: Sequence[Measurement],
+    groups: Sequence[Group],
+    samples: float,
+    dt: float,
+) -> float | None:
+    """The loss that noise costs for each unit of γ: ``tr C F̂ / 4B`` at most, if it is known.
 
     Near an optimum, a direction of curvature λ (in the metric of C) carries an excess loss of
     ``δt/4B · γλ/(γλ + δt)``, B being the samples in a batch. Summed up this is at most
     ``γ tr C F / 4B``, and at most ``δt d / 4B``: nothing to mind when δt is small.
     """
-    samples = sum(b.factor for b in blocks) ** 2 / sum(b.factor**2 / b.weight for b in blocks)
+    if not any(block.pulled for block in blocks):
+        return None
     elements = sum(p.numel() for p in trainable(groups))
     if dt * elements / (4 * samples) < rule.SHARE:
         return 0.0
@@ -166,7 +229,7 @@ def _fisher(
         outputs, cotangents = [], []
         if block.replay is None:
             raise CannotReplayError("it was not recorded")
-        for term, z, t in block.replay.run(parameters, x):
+        for term, z, t in block.replay.run(parameters, x, graph=with_product):
             with torch.no_grad():
                 Ht = term.again(t) * term.share.factor
                 quadratic += float((t * Ht).sum())

@@ -106,14 +106,22 @@ class Replay:
     def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self._calls.append(_Call(args, dict(kwargs), Conditions(model)))
 
-    def run(self, parameters: Sequence[Tensor], tangents: Sequence[Tensor]) -> list[Again]:
-        """Run the block with other tangents; the outputs come with their graph.
+    def run(
+        self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
+    ) -> list[Again]:
+        """Run the block with other tangents.
+
+        Args:
+            parameters: leaf tensors.
+            tangents: one for each.
+            graph: whether the outputs come with their graph (a closure may need one of its own,
+                and has it anyway).
 
         Raises:
             CannotReplayError: the outputs differ from those that the likelihood received.
         """
         with (
-            torch.enable_grad(),
+            torch.set_grad_enabled(graph or self.closure is not None),
             dual_parameters(parameters, tangents, 1.0, originals=self.terms) as session,
         ):
             try:

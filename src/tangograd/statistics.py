@@ -161,6 +161,9 @@ def _total(
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:
         return []
+    factor, theirs, tensors = pieces[0]
+    if len(pieces) == 1 and [id(p) for p in theirs] == [id(p) for p in parameters]:
+        return tensors if factor == 1 else [factor * x for x in tensors]
     place = {id(p): i for i, p in enumerate(parameters)}
     sums = [torch.zeros_like(p) for p in parameters]
     for factor, theirs, tensors in pieces:

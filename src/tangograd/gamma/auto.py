@@ -23,29 +23,29 @@ class Auto(GammaRule):
       optimum this is at most ``γ tr(C F̂) / 4B``. It matters for small batches.
 
     These are averaged over refreshes. Every step shows the quotient ``q = vᵀF̂v / vᵀC⁻¹v`` for free,
-    whose recent maximum caps γ too.
+    whose recent maximum caps γ too, at once: v does not grow along itself.
 
-    A **guard** steps in when ``γ q > 2`` (v grows along itself); when q has jumped to twice its
-    recent maximum; or when the slope ``⟨g, v⟩`` has turned round to more than twice its recent
-    maximum. The last two say that the last step in θ was too long for the quadratic model: F or g
-    changed on the way. If the loss still falls along v, the guard shortens v to its best multiple
-    on the quadratic model, at most to half. If not, it takes the step back and halves v, and γ as
-    well, which then recovers by a few percent a step. Either way γ is measured anew in the next
-    step.
+    A **guard** steps in when q has jumped to twice its recent maximum, or when the slope ``⟨g, v⟩``
+    has turned round to more than twice its recent maximum, and the loss changes by more than a
+    tenth for it along the last step in θ: that step was too long for the quadratic model, for F or
+    g changed on the way. If the loss still falls along v, the guard shortens v to its best multiple
+    on the quadratic model, at most to half. If not, it takes the step back, drops v and halves γ,
+    which then recovers by a few percent a step. Either way γ is measured anew in the next step.
 
     Without a way to run the batch again, γ follows the quotient alone, from a safe start, and rises
     by at most a tenth a step.
 
-    What a step measures acts from the next one on, so that γ does not depend on the batch it is
-    used for, and the fixed point of v stays unbiased. Only the guard looks at the batch itself.
+    What a refresh measures acts from the next step on, so that γ does not depend on the batch it is
+    used for, and the fixed point of v stays unbiased. Only the quotient and the guard look at the
+    batch itself.
 
     Example:
         >>> rule = Auto()
         >>> rule.measured(search=4.0, cap=2.0)
         >>> rule.value
         0.25
-        >>> rule.unstable(quotient=9.0, slope=1.0)
-        True
+        >>> rule.unstable(quotient=3.0, slope=1.0), rule.unstable(quotient=9.0, slope=1.0)
+        (False, True)
         >>> rule.value, rule.guards
         (0.125, 1)
     """
@@ -66,7 +66,8 @@ class Auto(GammaRule):
     value = 0.0
 
     AVERAGING = 0.9  # of what refreshes measure
-    SHARE = 0.1  # of the loss (or of 1) that noise may cost
+    SHARE = 0.1  # of the loss (or of 1, if more) that noise may cost
+    HARM = 0.001  # to the loss (or to 1, if more), by one step, that calls the guard
     MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
     FADING = 0.99  # of recent maxima, a step
     JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
@@ -90,31 +91,38 @@ class Auto(GammaRule):
 
     def measured(
         self,
-        search: float,
+        search: float | None = None,
         cap: float | None = None,
         descent: float = 0.0,
         loss: float = math.inf,
-        noise: float = 0.0,
+        noise: float | None = None,
         *,
+        samples: float = math.inf,
         early: bool = False,
     ) -> None:
         """Take what a refresh found.
 
         Args:
-            search: the line search's ``1/γ``.
+            search: the line search's ``1/γ``, when there was one.
             cap: ``‖F̂w‖² / ⟨w, F̂w⟩``, when there was a power iteration.
             descent: ``⟨r, Δ⟩``, which tells the slope to expect after the first step.
             loss: of the batch. Where outputs are saturated F̂ says nothing: a step is not to
                 promise to lower the loss by more than twice what there is of it (or 2, if more).
-            noise: ``tr C F̂ / 4B``: the loss that noise costs for each unit of γ, at most.
+            noise: ``tr C F̂ / 4B``, when it was measured: the loss that noise costs for each unit
+                of γ, at most.
+            samples: in the batch. After a guard averages start anew, but a few samples are not
+                trusted to lower a curvature.
             early: in the first steps F changes fast, and a larger curvature counts at once.
         """
-        search = max(search, descent / (2 * max(abs(loss), 1.0)))
-        keep = 0.0 if self.due or not self.search else self.AVERAGING
-        noise /= self.SHARE * max(abs(loss), 1.0)
-        self.noise = max(noise, keep * self.noise + (1 - keep) * noise)
-        averaged = _between(search, self.search, keep)
-        self.search = max(search, averaged) if early else averaged
+        early = early or self.due
+        keep = 4 / (4 + samples) if self.due else self.AVERAGING
+        if noise is not None:
+            noise /= self.SHARE * max(abs(loss), 1.0)
+            self.noise = max(noise, keep * self.noise + (1 - keep) * noise)
+        if search is not None:
+            search = max(search, descent / (2 * max(abs(loss), 1.0)))
+            averaged = _between(search, self.search, keep)
+            self.search = max(search, averaged) if early else averaged
         if cap is not None:
             averaged = _between(cap, self.cap, keep)
             self.cap = max(cap, averaged) if early else averaged
@@ -127,24 +135,29 @@ class Auto(GammaRule):
         self.due, self.blind = False, True
         self.value = self.value or inverse(safe)
 
-    def unstable(self, quotient: float, slope: float) -> bool:
-        """See the quotient and the slope ``⟨g, v⟩`` of a step; True when the guard steps in."""
+    def unstable(self, quotient: float, slope: float, change: float = math.inf) -> bool:
+        """See what a step shows; True when the guard steps in.
+
+        Args:
+            quotient: ``vᵀF̂v / vᵀC⁻¹v``.
+            slope: ``⟨g, v⟩``.
+            change: of the loss, by the slope or the curvature along the last step in θ, over the
+                loss (or 1, if more). Where it is small there is no harm to guard against.
+        """
         if not (math.isfinite(quotient) and math.isfinite(slope)):
             return False
         jumped = quotient > self.JUMP * self.recent_quotient > 0
         turned = -slope > self.JUMP * self.recent_slope > 0
-        if (
-            self.value * quotient > 2
-            or (jumped and self.value * quotient > self.NOTICEABLE)
-            or turned
-        ):
+        if change > self.HARM and (turned or (jumped and self.value * quotient > self.NOTICEABLE)):
             self.guards += 1
             self.trust /= 1 if slope > 0 else 2
             self.value /= 2
             self.due = not self.blind
             return True
         self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)
-        self.recent_slope = max(self.FADING * self.recent_slope, abs(slope))
+        # downhill slopes alone raise it: a run that goes uphill must not get used to it
+        level = slope if slope > 0 else min(-slope, self.recent_slope)
+        self.recent_slope = max(self.FADING * self.recent_slope, level)
         self.trust = min(1.0, self.RECOVERY * self.trust)
         if self.blind:
             self.value = min(inverse(self.recent_quotient), self.RISE * self.value)

@@ -32,11 +32,6 @@ class Preconditioner(ABC):
         """``xᵀ C⁻¹ x``, wanted in every step."""
         return dot(tensors, self.apply_inverse(tensors))
 
-    def wants(self, step: int) -> frozenset[str]:
-        """What :meth:`update` wants in this refresh step."""
-        del step
-        return self.needs
-
     def update(self, statistics: Statistics) -> None:  # noqa: B027 - nothing to learn
         """Learn from a refresh step; the new C acts from the next step on."""
 

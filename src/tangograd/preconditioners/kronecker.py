@@ -39,8 +39,6 @@ class Kronecker(Preconditioner):
 
     #: Averages of the factors forget at this rate an update.
     FORGETTING = 0.3
-    #: Updates are these many steps apart, after the first ones.
-    EVERY = 10
 
     def __init__(self) -> None:
         self.updates = 0
@@ -48,10 +46,6 @@ class Kronecker(Preconditioner):
         self._averages: list[Factors] = []
         self._spans: dict[int, tuple[Tensor, Tensor]] = {}  # leading directions of A and of G
         self._layers: list[_Layer] = []
-
-    def wants(self, step: int) -> frozenset[str]:
-        """Factors cost more than a diagonal, and hold for longer."""
-        return self.needs if step < 10 or step % self.EVERY == 0 else frozenset()
 
     def update(self, statistics: Statistics) -> None:
         """Average the factors on."""

@@ -14,19 +14,24 @@ from tangograd.statistics import Statistics
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
 FORGETTING = 0.05
+#: The floor of the curvatures, over their mean in a tensor.
+FLOOR = 4.0
 
 
 class LearnedDiagonal(Preconditioner):
-    """``C = 1 / max(c, mean c)``, c being a curvature learned for each element.
+    """``C = 1 / max(c, 4 mean c)``, c being a curvature learned for each element.
 
-    The floor is the mean over a tensor: an element whose gradients are rare or zero so far is
-    taken as an average one of its tensor. Without it C would be huge there, and a first gradient
-    would throw the model off.
+    The mean is over a tensor: C makes up for scales that differ between tensors, and for elements
+    far more curved than others of their tensor. An element whose gradients are rare or zero so far
+    is taken as an average one. Without a floor C would be huge there: a first gradient would throw
+    the model off, and what is rare in the data would be learned by heart (of floors at 1 to 5 means
+    the validation data of digits favoured 3 to 5).
     """
 
     def __init__(self) -> None:
         self.average: list[Tensor] = []
         self.draws = 0
+        self._inverse: list[Tensor] = []  # C⁻¹
         self._C: list[Tensor] = []
 
     @abstractmethod
@@ -49,12 +54,11 @@ class LearnedDiagonal(Preconditioner):
             rate = max(max(statistics.draws, 1) / self.draws, FORGETTING)
             for mean, x in zip(self.average, squares, strict=True):
                 mean.lerp_(x, rate)
-        self._C = [self._inverse(mean) for mean in self.average]
+        self._set()
 
-    def _inverse(self, average: Tensor) -> Tensor:
-        c = self._curvature(average)
-        floor = float(c.mean()) if c.numel() else 0.0
-        return 1 / c.clamp(min=floor) if floor > 0 else torch.ones_like(c)
+    def _set(self) -> None:
+        self._inverse = [_floored(self._curvature(mean)) for mean in self.average]
+        self._C = [c.reciprocal() for c in self._inverse]
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
         """``C x``; x itself before the first refresh."""
@@ -66,7 +70,7 @@ class LearnedDiagonal(Preconditioner):
         """``C⁻¹ x``."""
         if not self._C:
             return tensors
-        return [x / c for c, x in zip(self._C, tensors, strict=True)]
+        return [c * x for c, x in zip(self._inverse, tensors, strict=True)]
 
     def check(self, parameters: Sequence[Tensor]) -> None:
         """A loaded average must fit the parameters."""
@@ -86,19 +90,25 @@ class LearnedDiagonal(Preconditioner):
         """Take over saved averages."""
         self.average = [x.clone() for x in state["average"]]
         self.draws = state["draws"]
-        self._C = [self._inverse(x) for x in self.average]
+        self._set()
+
+
+def _floored(c: Tensor) -> Tensor:
+    floor = FLOOR * float(c.mean()) if c.numel() else 0.0
+    return c.clamp(min=floor) if floor > 0 else torch.ones_like(c)
 
 
 class InverseDiagonal(LearnedDiagonal):
-    """The inverse diagonal of the Fisher matrix, ``C = 1 / max(diag F, mean)``.
+    """The inverse diagonal of the Fisher matrix, ``C = 1 / max(diag F, 4 mean)``.
 
     The diagonal is estimated without bias from one pseudo-gradient of the batch a refresh.
 
     Example:
         >>> C = InverseDiagonal()
-        >>> C.update(Statistics(1, [torch.tensor([1.0, 3.0, 8.0])], [], []))
-        >>> C.apply([torch.tensor([4.0, 4.0, 4.0])])
-        [tensor([1.0000, 1.0000, 0.5000])]
+        >>> diagonal = torch.tensor([40.0, 0.0, 0.0, 1.0, 1.0, 0.0, 2.0, 4.0])  # 6 on average
+        >>> C.update(Statistics(1, [diagonal], [], []))
+        >>> C.apply_inverse([torch.ones(8)])
+        [tensor([40., 24., 24., 24., 24., 24., 24., 24.])]
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal"})
@@ -112,13 +122,13 @@ class InverseDiagonal(LearnedDiagonal):
 
 
 class RMSProp(LearnedDiagonal):
-    """``C = 1 / max(√E g², mean)``, from gradients g of the loss on data.
+    """``C = 1 / max(√E g², 4 mean)``, from gradients g of the loss on data.
 
     Example:
         >>> C = RMSProp()
         >>> C.update(Statistics(1, [], [torch.tensor([-1.0, 3.0])], []))
-        >>> C.apply([torch.tensor([6.0, 6.0])])
-        [tensor([3., 2.])]
+        >>> C.apply([torch.tensor([6.0, 8.0])])
+        [tensor([0.7500, 1.0000])]
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})

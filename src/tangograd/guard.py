@@ -1,0 +1,61 @@
+"""The guard of γ "auto": what every step shows for free, and what to do when it looks wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from tangograd.groups import Group, autos
+from tangograd.measurement import Measurement
+from tangograd.vectors import dot
+
+
+def along_velocity(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tuple[float, float]:
+    """``ṽᵀF̂ṽ`` and ``ṽᵀC⁻¹ṽ`` with ``ṽ = (1-δt_{k-1}) v`` and the prior in F̂."""
+    along, size = sum(block.curvature for block in blocks), 0.0
+    for group in groups:
+        size += group.keep**2 * group.C.squared_norm(group.v)
+        if group.prior:
+            along += group.prior * group.keep**2 * dot(group.v, group.v)
+    return along, size
+
+
+def look(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tuple[float, dict[int, float]]:
+    """The quotient ``vᵀF̂v / vᵀC⁻¹v``; and where the guard of a rule steps in, how far to go.
+
+    That is the slope over the curvature along v, the multiple of v that is best on the quadratic
+    model; negative past the optimum. The keys are the identities of the rules.
+    """
+    along, size = along_velocity(blocks, groups)
+    quotient = along / size if size > 0 else math.nan
+    rules = autos([group.rule for group in groups])
+    if not rules:
+        return quotient, {}
+    # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
+    slope = along + sum(group.keep * dot(group.bracket, group.v) for group in groups)
+    moved = max(group.moved for group in groups)
+    scale = max(abs(sum(block.loss for block in blocks)), 1.0)
+    change = max(moved * abs(slope), moved**2 * along) / scale
+    unstable = [rule for rule in rules if rule.unstable(quotient, slope, change)]
+    return quotient, {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
+
+
+def shorten(group: Group, best: float, moving: float) -> None:
+    """In place of a step, shorten v to its best multiple, at most a half.
+
+    Past the optimum that is 0, and the last step in θ is taken back, which is exact. The bracket
+    belongs to the v that is given up, so v takes no step.
+
+    Args:
+        group: its params and v are changed.
+        best: the multiple of v that is best on the quadratic model.
+        moving: the length of this step in θ, over v: δt (1 when accelerated).
+    """
+    if best <= 0:
+        for i in group.trainable:
+            group.params[i].add_(group.v[i], alpha=group.moved)
+            group.v[i].zero_()
+        return
+    for i in group.trainable:
+        group.v[i].mul_(min(best, 0.5))
+        group.params[i].sub_(group.v[i], alpha=moving)
