@@ -7,10 +7,10 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test lint types doctest unit bench pictures format clean
+.PHONY: help install demo test test-browser lint types doctest unit bench pictures format clean
 
 help: ## show this list
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 12
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
 
 install: $(STAMP) ## create .venv and install the project with its development tools
 
@@ -21,10 +21,15 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install ## train on handwritten digits beside SGD and Adam, and draw what happened
+demo: install ## train on handwritten digits beside SGD and Adam, then measure the paper's claims
 	$(BIN)/tangograd demo --output demo
+	$(BIN)/tangograd reproduce --quick --output demo/reproduction
+	@echo "open demo/reproduction/index.html in a browser: the paper's claims, measured"
 
 test: lint types doctest unit ## everything that must hold before a change lands
+
+test-browser: install ## the reproduction's page in headless Chromium (needs chromium and chromedriver)
+	$(BIN)/pytest -q tests/browser
 
 lint: install ## style
 	$(BIN)/ruff check .
@@ -45,6 +50,8 @@ bench: install ## speed against SGD, and untuned TANGO beside tuned Adam, into b
 
 pictures: install ## draw the pictures of README and docs again
 	$(BIN)/tangograd demo --output docs/images
+	$(BIN)/tangograd reproduce figure-1 --output docs/images
+	rm docs/images/index.html
 
 format: install ## apply the style
 	$(BIN)/ruff check --fix .

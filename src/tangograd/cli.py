@@ -135,16 +135,18 @@ def reproduce(
         from tangograd.reproduction.page import measured
         from tangograd.reproduction.run import reproduce as measure
 
-        table = Table("claim", "where", "quantity", "expected", "measured", "n", "verdict")
+        table = Table("claim, where in the paper, quantity", "expected", "measured", "n", "verdict")
         verdicts = []
         with _shares("measuring", len(chosen), quiet) as advance:
             for outcome in measure(chosen, output, seed=seed, quick=quick, advance=advance):
                 finished.append(outcome.claim.name)
+                claim, holds = outcome.claim, outcome.result.holds
+                head = f"[bold]{claim.name}[/] ({claim.where})"
+                table.add_row(head, "", "", "", _word(holds), style="bold" if not holds else None)
                 for v in outcome.result.verdicts:
-                    named = (outcome.claim.name, outcome.claim.where, v.what, v.expected)
-                    verdict = "[green]holds" if v.holds else "[bold red]FAILS"
-                    table.add_row(*named, measured(v), str(v.n), verdict)
-                    verdicts.append({"claim": outcome.claim.name, **asdict(v)})
+                    table.add_row(f"  {v.what}", v.expected, measured(v), str(v.n), _word(v.holds))
+                    verdicts.append({"claim": claim.name, "where": claim.where, **asdict(v)})
+                table.add_section()
     failed = sorted({str(v["claim"]) for v in verdicts if not v["holds"]})
     if json:
         typer.echo(json_format.dumps(verdicts))
@@ -156,6 +158,10 @@ def reproduce(
         )
         typer.echo(f"page: {output / 'index.html'}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _word(holds: bool) -> str:
+    return "[green]holds" if holds else "[bold red]FAILS"
 
 
 def _chosen(names: list[str], claims: list[Claim]) -> list[Claim]:

@@ -10,7 +10,22 @@ from importlib import import_module
 from tangograd.reproduction.base import Claim
 
 #: The modules, in the order of the page.
-MODULES = ("figure_one",)
+MODULES = (
+    "figure_one",
+    "theorem",
+    "noise_free",
+    "family",
+    "quadratic",
+    "bias",
+    "frozen",
+    "gamma_rules",
+    "bounds",
+    "minibatch",
+    "preconditioning",
+    "output_variance",
+    "invariance",
+    "accelerated",
+)
 
 
 def claims() -> list[Claim]:

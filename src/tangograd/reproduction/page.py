@@ -98,7 +98,7 @@ def render(
 gradient by a velocity that is updated with single samples, and needs no Fisher matrix. Below, each
 claim of that paper is put to the test by simulation: <strong>{holding} of {len(sections)}
 hold</strong>. This is {kind}, with seed {seed}, made by tangograd {tangograd.__version__}.
-Intervals in parentheses miss the truth with probability 10<sup>-6</sup>.</p>
+Intervals in parentheses miss the truth with a probability below 10<sup>-6</sup>.</p>
 {missing}
 <ol>{contents}</ol>
 {"".join(_section(*section) for section in sections)}
@@ -116,7 +116,7 @@ def _section(claim: Claim, result: Result, picture: Path) -> str:
     return f"""
 <section id="{claim.name}">
 <h2>{escape(claim.title)}</h2>
-<p class="where">{escape(claim.where)} of the paper: {_verdict(result.holds)}</p>
+<p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(result.holds)}.</p>
 {paragraphs}
 <img alt="{escape(claim.title)}" src="data:image/png;base64,{image}">
 <table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>

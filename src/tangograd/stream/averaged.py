@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike
 
-from tangograd.stream.tango import Gradients, Run
+from tangograd.stream.tango import Gradients, Run, constant_or_given
 
 
 def averaged_sgd(
@@ -51,7 +51,7 @@ def averaged_sgd(
     start = np.array(theta, dtype=np.float64)
     if steps % records:
         raise ValueError(f"steps ({steps}) must be a multiple of records ({records})")
-    rates = np.broadcast_to(np.asarray(dt, dtype=np.float64), (steps + 1,))
+    rates = constant_or_given(dt, steps)
     run = Run(np.empty((records + 1, len(start))), np.empty((records + 1, len(start))), 0.0)
     constant = np.asarray(constants, dtype=np.float64)
     largest = _averaged(gradients, constant, start, float(gamma), rates, rng, run.theta, run.v)

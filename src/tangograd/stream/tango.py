@@ -79,7 +79,7 @@ def tango(
     start = np.array(theta, dtype=np.float64)
     if steps % records:
         raise ValueError(f"steps ({steps}) must be a multiple of records ({records})")
-    rates = np.broadcast_to(np.asarray(dt, dtype=np.float64), (steps + 1,))
+    rates = constant_or_given(dt, steps)
     run = Run(np.empty((records + 1, len(start))), np.empty((records + 1, len(start))), 0.0)
     largest = _tango(
         gradients,
@@ -98,6 +98,11 @@ def tango(
         run.v,
     )
     return run._replace(largest=largest)
+
+
+def constant_or_given(dt: ArrayLike, steps: int) -> Array:
+    """δt_0, …, δt_steps; contiguous in either case, so that one compiled kernel does for both."""
+    return np.ascontiguousarray(np.broadcast_to(np.asarray(dt, dtype=np.float64), (steps + 1,)))
 
 
 @njit(nogil=True, error_model="numpy")

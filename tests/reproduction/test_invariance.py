@@ -1,0 +1,73 @@
+"""What is exactly invariant and what is not; SGD's limits; refuted alternatives."""
+
+import numpy as np
+import pytest
+from numba import njit
+
+from tangograd.reproduction import invariance as claim
+from tangograd.reproduction.base import Setting
+from tangograd.reproduction.gaussian_coordinates import gaussian_in
+
+
+@njit
+def outer_product(theta, rng, constants, g, g_tilde):
+    """The data's own gradient in place of a pseudo-sample's."""
+    gaussian_in(theta, rng, constants, g, g_tilde)
+    g_tilde[0], g_tilde[1] = g[0], g[1]
+
+
+@pytest.fixture(scope="module")
+def quick():
+    return Setting("invariance", quick=True)
+
+
+@pytest.mark.parametrize("index", range(4))
+def test_gradient_flow_by_small_steps(index):
+    """Gradient descent in φ itself, with the mean gradient by quadrature over y."""
+    system, *_ = claim.COORDINATES[index]
+    path = claim.gradient_flow(system, 0.3)
+    nodes, weights = np.polynomial.hermite_e.hermegauss(6)
+    y, weights = claim.MEAN + nodes, weights / weights.sum()
+
+    def loss(phi):
+        mu, log_sigma = system.decode(phi[None])[0]
+        return log_sigma + weights @ (y - mu) ** 2 / (2 * np.exp(2 * log_sigma))
+
+    phi, rate = system.encode(np.zeros(2)), 1e-4
+    for _ in range(round(0.3 / rate)):
+        steps = 1e-5 * np.eye(2)
+        phi = phi - rate * np.array([(loss(phi + s) - loss(phi - s)) / 2e-5 for s in steps])
+    assert np.allclose(system.decode(phi[None])[0], path[-1, 1:], atol=5e-3)
+
+
+def test_peaks_differ():
+    peaks = [claim.peak(claim.gradient_flow(c, t))[1] for c, _, _, t in claim.COORDINATES]
+    assert np.allclose(peaks, [6.485, 5.445, 4.311, 7.864], atol=2e-3)
+    assert min(np.abs(np.subtract.outer(peaks, peaks))[~np.eye(4, dtype=bool)]) > 0.9
+
+
+def test_linear_invariance_needs_the_preconditioner(quick, monkeypatch):
+    assert claim.linear_error(quick) < 1e-12
+    right = claim.tango
+    monkeypatch.setattr(
+        claim, "tango", lambda *args, **options: right(*args, **options | {"C": None})
+    )
+    assert claim.linear_error(quick) > 1e-3
+
+
+def test_holds_and_draws(quick):
+    from matplotlib.figure import Figure
+
+    result = claim.measure(quick)
+    assert result.holds
+    claim.draw(result.data, Figure())
+
+
+def test_the_outer_product_is_refuted(quick, monkeypatch):
+    """It is not the Fisher matrix unless the data follow the model."""
+    monkeypatch.setattr(claim, "LONG_TIME", 0.3)
+    monkeypatch.setattr(claim, "gaussian_in", outer_product)
+    system, gamma, *_ = claim.COORDINATES[0]
+    runs = claim._tango(quick, system, gamma / 10)  # its gradients are larger
+    median = claim.quantile(runs["distances"])
+    assert not median.near("distance", runs["expected"], within=0.1 * runs["expected"]).holds
