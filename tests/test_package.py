@@ -14,6 +14,7 @@ from typer.testing import CliRunner
 
 import tangograd
 from tangograd.cli import app
+from tangograd.reproduction import claims
 
 ROOT = Path(__file__).parent.parent
 
@@ -143,6 +144,21 @@ def test_the_unsupervised_example_finds_the_data(capsys):
     assert abs(log_sigma) < 0.3
     widths = [float(sd) for sd in re.findall(r"sd +([\d.]+)", capsys.readouterr().out)]
     assert max(widths) > 3  # it widens on the way, as the natural gradient does
+
+
+def test_the_claims_in_the_docs_are_those_that_are_measured():
+    text = (ROOT / "docs/reproduction.md").read_text()
+    listed = re.findall(r"^\| `([\w-]+)` \| (.*) \| (.*) \|$", text, re.MULTILINE)
+    assert listed == [(claim.name, claim.title, claim.where) for claim in claims()]
+
+
+def test_figure_one_in_the_readme_is_drawn_by_the_command():
+    kept = json.loads((ROOT / "docs/images/figure-1.json").read_text())
+    assert kept["holds"]
+    assert not kept["quick"]
+    (peak,) = [v for v in kept["verdicts"] if v["what"] == "median peak σ² of TANGO, δt=1e-5"]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    assert f"a median peak of {peak['measured']:.1f} (n = {peak['n']})" in text
 
 
 class TestCommandLine:

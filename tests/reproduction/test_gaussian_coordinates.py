@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from tangograd.reproduction import gaussian_coordinates as gc
+from tangograd.reproduction.gaussian_model import flow
 from tangograd.stream import tango
 
 SYSTEMS = (
@@ -44,16 +45,16 @@ def test_gradients_are_those_of_the_loss(system):
 
 def test_flow_is_the_natural_gradient():
     t, h = 0.8, 1e-6
-    velocity = (gc.flow(t + h, MEAN) - gc.flow(t - h, MEAN)) / (2 * h)
-    theta = gc.flow(t, MEAN)
+    velocity = (flow(t + h, MEAN) - flow(t - h, MEAN)) / (2 * h)
+    theta = flow(t, MEAN)
     gradient, _ = gc.gradient_moments(theta, MEAN)
     assert np.allclose(velocity, -np.linalg.solve(gc.fisher(theta), gradient), atol=1e-8)
     derivative = differences(
         lambda x: -np.linalg.solve(gc.fisher(x), gc.gradient_moments(x, MEAN)[0]), theta
     )
     assert np.allclose(gc._derivative(theta, MEAN), derivative, atol=1e-8)
-    assert np.allclose(gc.flow(0, MEAN), 0)
-    assert np.allclose(gc.flow(40.0, MEAN), [MEAN, 0])
+    assert np.allclose(flow(0, MEAN), 0)
+    assert np.allclose(flow(40.0, MEAN), [MEAN, 0])
 
 
 def test_moments_by_quadrature():
@@ -116,7 +117,7 @@ def test_lag_is_that_of_the_recursion_without_noise(system):
         gradient, F = P.T @ gc.gradient_moments(theta, MEAN)[0], P.T @ gc.fisher(theta) @ P
         v = (1 - dt) * v + gamma * (gradient - (1 - dt) * F @ v)
         phi = phi - dt * v
-    error = (system.decode(phi[None])[0] - gc.flow(time, MEAN)) / dt
+    error = (system.decode(phi[None])[0] - flow(time, MEAN)) / dt
     expected = gc.lag(time, MEAN, gamma, system.jacobian)
     # terms without 1/γ, and δt/(γ λ_min) of the lag itself, are left out
     assert np.allclose(error, expected, rtol=0.1, atol=0.03 * np.abs(expected).max())
@@ -124,7 +125,7 @@ def test_lag_is_that_of_the_recursion_without_noise(system):
 
 def test_median_distance_of_a_round_gaussian(monkeypatch):
     time, dt = 1.0, 1e-4
-    inverse = np.linalg.inv(gc.fisher(gc.flow(time, MEAN)))
+    inverse = np.linalg.inv(gc.fisher(flow(time, MEAN)))
     monkeypatch.setattr(gc, "spread", lambda *_: inverse)
     monkeypatch.setattr(gc, "lag", lambda *_: np.zeros(2))
     median = gc.median_distance(time, MEAN, 0.01, SYSTEMS[1].jacobian, dt)

@@ -11,8 +11,8 @@ from tangograd.reproduction.moments import (
     gaussian_law,
     linear_law,
     logistic_law,
-    near_mean,
 )
+from tangograd.reproduction.verdicts import near_mean
 
 LAWS = [
     gaussian_law(1.0),

@@ -24,14 +24,12 @@ class LearnedDiagonal(Preconditioner):
     The mean is over a tensor: C makes up for scales that differ between tensors, and for elements
     far more curved than others of their tensor. An element whose gradients are rare or zero so far
     is taken as an average one. Without a floor C would be huge there: a first gradient would throw
-    the model off, and what is rare in the data would be learned by heart (of floors at 1 to 5 means
-    the validation data of digits favoured 3 to 5).
+    the model off, and what is rare in the data would be learned by heart.
     """
 
     def __init__(self) -> None:
         self.average: list[Tensor] = []
         self.draws = 0
-        self._inverse: list[Tensor] = []  # C⁻¹
         self._C: list[Tensor] = []
 
     @abstractmethod
@@ -57,8 +55,7 @@ class LearnedDiagonal(Preconditioner):
         self._set()
 
     def _set(self) -> None:
-        self._inverse = [_floored(self._curvature(mean)) for mean in self.average]
-        self._C = [c.reciprocal() for c in self._inverse]
+        self._C = [_floored(self._curvature(mean)).reciprocal() for mean in self.average]
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
         """``C x``; x itself before the first refresh."""
@@ -70,7 +67,7 @@ class LearnedDiagonal(Preconditioner):
         """``C⁻¹ x``."""
         if not self._C:
             return tensors
-        return [c * x for c, x in zip(self._inverse, tensors, strict=True)]
+        return [x / c for c, x in zip(self._C, tensors, strict=True)]
 
     def check(self, parameters: Sequence[Tensor]) -> None:
         """A loaded average must fit the parameters."""

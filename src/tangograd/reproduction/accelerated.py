@@ -9,7 +9,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tangograd.reproduction.base import BLUE, GREY, ORANGE, Claim, Result, Setting
+from tangograd.reproduction.base import BLUE, GREY, ORANGE, Claim, Result, Setting, legend_below
 from tangograd.reproduction.linear_moments import Regression
 from tangograd.reproduction.verdicts import exact, mean, number
 from tangograd.stream import Run, tango
@@ -279,14 +279,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     left.set_ylabel(f"steps to {scaling['reduction']:g} of the error")
     right.set(yscale="log", xlabel="step", title=f"With noise, κ = {data['condition']:g}")
     right.set_ylabel("excess loss / initial")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, left, ncols=4)
 
 
 CLAIM = Claim(
     name="accelerated",
     title="With full steps, TANGO is Nesterov's accelerated gradient",
-    where="“TANGO as an instance of averaged SGD for quadratic losses”, last paragraph",
+    where="TANGO and averaged SGD, last paragraph",
     sentences=(
         "If the parameter moves by the whole velocity, θ ← θ - v, instead of δt times it, then on "
         "a quadratic loss TANGO becomes an accelerated gradient method with some extra noise: "

@@ -13,6 +13,7 @@ import numpy as np
 from tangograd.reproduction.verdicts import Verdict
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 T = TypeVar("T")
@@ -27,6 +28,18 @@ BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
     "#56B4E9",
     "#666666",
 )
+
+
+def legend_below(figure: Figure, *axes: Axes, ncols: int) -> None:
+    """One legend for these axes, outside of the data."""
+    labelled = [ax.get_legend_handles_labels() for ax in axes]
+    figure.legend(
+        [handle for handles, _ in labelled for handle in handles],
+        [name for _, names in labelled for name in names],
+        loc="outside lower center",
+        ncols=ncols,
+        frameon=False,
+    )
 
 
 @dataclass

@@ -12,7 +12,16 @@ from numba import njit
 from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import NDArray
 
-from tangograd.reproduction.base import BLUE, GREEN, GREY, ORANGE, Claim, Result, Setting
+from tangograd.reproduction.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    Claim,
+    Result,
+    Setting,
+    legend_below,
+)
 from tangograd.reproduction.gaussian_model import TAU, M, fisher, velocity_covariance
 from tangograd.reproduction.verdicts import Verdict, exact, mean, quantile
 from tangograd.stream import Run, averaged_sgd, tango
@@ -225,17 +234,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     _draw_variances(left, data)
     _draw_kink(right, data)
-    handles, names = left.get_legend_handles_labels()
-    more, more_names = right.get_legend_handles_labels()
-    figure.legend(
-        handles + more, names + more_names, loc="outside lower center", ncols=3, frameon=False
-    )
+    legend_below(figure, left, right, ncols=3)
 
 
 CLAIM = Claim(
     name="bias",
     title="Averaged SGD is biased at a constant rate, TANGO is not",
-    where="Section on averaged SGD, with its footnote",
+    where="TANGO and averaged SGD, with its footnote",
     sentences=(
         "On losses that are not quadratic, a moving average of SGD at a constant rate γ is off by "
         "an amount of the order of γ, no matter how slowly it moves. Fitting a Gaussian to data of "

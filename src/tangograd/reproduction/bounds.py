@@ -21,16 +21,25 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from tangograd.reproduction.base import BLUE, GREEN, GREY, ORANGE, RED, Claim, Result, Setting
+from tangograd.reproduction.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Claim,
+    Result,
+    Setting,
+    legend_below,
+)
 from tangograd.reproduction.moments import (
     Law,
     bernoulli_law,
     finite,
     gaussian_law,
     linear_law,
-    near_mean,
 )
-from tangograd.reproduction.verdicts import Verdict, frequency
+from tangograd.reproduction.verdicts import Verdict, frequency, near_mean
 from tangograd.stream import Run, tango
 from tangograd.stream.models import gaussian, linear
 
@@ -230,8 +239,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     right.text(60, 320, f"the paper's bound,\nε = {data['epsilon']:g}", color=RED, va="bottom")
     right.set(xscale="log", yscale="log", xlabel="steps n", ylim=(0.1, 5e3))
     right.set_ylabel("max‖v‖ over n steps, in units of σ/λ")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, left, ncols=3)
 
 
 def _points(

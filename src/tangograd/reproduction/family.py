@@ -21,6 +21,7 @@ from tangograd.reproduction.base import (
     Claim,
     Result,
     Setting,
+    legend_below,
 )
 from tangograd.reproduction.gaussian_model import (
     START,
@@ -185,11 +186,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     _draw_paths(left, data)
     _draw_peaks(right, data)
     right.tick_params(labelleft=True)
-    handles, names = left.get_legend_handles_labels()
-    more, more_names = right.get_legend_handles_labels()
-    figure.legend(
-        handles + more, names + more_names, loc="outside lower center", ncols=3, frameon=False
-    )
+    legend_below(figure, left, right, ncols=3)
 
 
 CLAIM = Claim(

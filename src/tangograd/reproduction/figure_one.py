@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from scipy.integrate import solve_ivp
 
-from tangograd.reproduction.base import BLUE, GREEN, GREY, ORANGE, RED, Claim, Result, Setting
+from tangograd.reproduction.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Claim,
+    Result,
+    Setting,
+    legend_below,
+)
 from tangograd.reproduction.gaussian_model import (
     START,
     TAU,
@@ -84,7 +94,7 @@ def measure(setting: Setting) -> Result:
         "gamma": GAMMA,
         "sgd_rate": SGD_RATE,
         "time": TIME,
-        "natural_gradient": circle().tolist(),
+        "natural_gradient": circle().round(4).tolist(),
         "tango": [],
     }
     for dt, share in zip(RATES, (0.1, 0.8), strict=True):
@@ -94,7 +104,7 @@ def measure(setting: Setting) -> Result:
         data["tango"].append(
             {
                 "dt": dt,
-                "path": paths[0].tolist(),
+                "path": paths[0].round(4).tolist(),
                 "deviations": [deviation(path) for path in paths],
                 "peaks": [float((path[:, 1] ** 2).max()) for path in paths],
             }
@@ -105,7 +115,7 @@ def measure(setting: Setting) -> Result:
     sgd = setting.several(_sgd, setting.generators(n, "sgd"), 0.05)
     for name, paths in (("averaged_sgd", averaged), ("sgd", sgd)):
         data[name] = {
-            "path": paths[0].tolist(),
+            "path": paths[0].round(4).tolist(),
             "peaks": [float((path[:, 1] ** 2).max()) for path in paths],
         }
     coarse, fine = data["tango"]
@@ -150,8 +160,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
         ax.set(title=f"TANGO at δt = {run['dt']:g}", xlabel="μ", ylim=(0, None))
         ax.set_aspect("equal")
     axes[0].set_ylabel("σ")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, axes[0], ncols=4)
 
 
 CLAIM = Claim(

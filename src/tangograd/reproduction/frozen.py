@@ -24,8 +24,8 @@ from tangograd.reproduction.base import (
     Result,
     Setting,
 )
-from tangograd.reproduction.moments import finite, near_mean
-from tangograd.reproduction.verdicts import mean
+from tangograd.reproduction.moments import finite
+from tangograd.reproduction.verdicts import mean, near_mean
 from tangograd.stream import tango
 
 if TYPE_CHECKING:
@@ -441,7 +441,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
 CLAIM = Claim(
     name="frozen",
     title="At a fixed θ the velocity averages to the natural gradient",
-    where="Definition 1; informal argument after the list of properties",
+    where="Definition 1 and the argument after it",
     sentences=(
         "While θ rests, the velocity v does stochastic gradient steps on the equation F v = g. Its "
         "mean is then exactly the natural gradient, damped: ((1-δt)F + (δt/γ)C⁻¹)⁻¹ g, for "

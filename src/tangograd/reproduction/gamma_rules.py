@@ -11,7 +11,17 @@ import numpy as np
 from numba import njit
 from scipy.stats import chi2
 
-from tangograd.reproduction.base import BLUE, GREEN, GREY, ORANGE, RED, Claim, Result, Setting
+from tangograd.reproduction.base import (
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    RED,
+    Claim,
+    Result,
+    Setting,
+    legend_below,
+)
 from tangograd.reproduction.moments import (
     Array,
     Law,
@@ -19,9 +29,8 @@ from tangograd.reproduction.moments import (
     gaussian_law,
     linear_law,
     logistic_law,
-    near_mean,
 )
-from tangograd.reproduction.verdicts import Interval, Verdict, frequency, quantile
+from tangograd.reproduction.verdicts import Verdict, frequency, near_mean, number, quantile
 from tangograd.stream import tango
 from tangograd.stream.models import gaussian, linear, logistic
 
@@ -287,7 +296,7 @@ def measure(setting: Setting) -> Result:
         quantile(panels[0]["maxima"]).near(
             f"there, median of 1/max‖g̃‖² after {SEEN} samples", median_of_running_max(SEEN)
         ),
-        Interval(safe, safe, safe, 1).at_most(
+        number(safe).at_most(
             "largest γR² of the kurtosis and fourth moment rules, three models", 1.0
         ),
     ]
@@ -349,14 +358,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
         top.set(title=panel["title"], yscale="log", ylim=(5e-3, 1e3))
     axes[0, 0].set_ylabel("‖v-m‖²/‖m‖²")
     axes[1, 0].set_yticks(range(len(names) + 1), [*names, f"1/max‖g̃‖² of {data['seen']}"])
-    handles, labels = axes[0, 0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, axes[0, 0], ncols=2)
 
 
 CLAIM = Claim(
     name="gamma-rules",
     title="How large γ may be, and what the rules pick",
-    where="Definition 1; discussion of Theorem 5",
+    where="Definition 1 and the remarks on Theorem 5",
     sentences=(
         "The velocity v is stable only for a small enough γ: the paper's theorem asks for "
         "γ ≤ 1/R², where E[‖g̃‖² g̃g̃ᵀ] ≼ R²F, and names rules that are to ensure it: one over the "

@@ -16,6 +16,8 @@ from numba import njit
 from numpy.typing import ArrayLike, NDArray
 from scipy import integrate, stats
 
+from tangograd.reproduction.gaussian_model import flow
+
 Array = NDArray[np.float64]
 
 LINEAR, STANDARD, NATURAL = 0.0, 1.0, 2.0
@@ -89,17 +91,6 @@ class Coordinates:
         if self.kind == STANDARD:
             return np.diag([1.0, 1 / sigma])
         return np.array([[1.0, 2 * mu], [0.0, 1.0]]) * float(sigma**2)
-
-
-def flow(t: float | Array, mean: float) -> Array:
-    """The natural gradient from N(0, 1) to N(mean, 1), at the time t, in ``(μ, ln σ)``.
-
-    The moments ``E y`` and ``E y²`` of the model decay exponentially to the data's, so
-    ``μ = m (1-e⁻ᵗ)`` and ``σ² = 1 + m² e⁻ᵗ (1-e⁻ᵗ)``.
-    """
-    decay = np.exp(-np.asarray(t, dtype=np.float64))
-    variance = 1 + mean**2 * decay * (1 - decay)
-    return np.stack([mean * (1 - decay), np.log(variance) / 2], axis=-1)
 
 
 def fisher(theta: Array) -> Array:

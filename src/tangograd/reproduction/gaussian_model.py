@@ -29,16 +29,20 @@ M, TAU = 10.0, 1.0  # the data
 START = (0.0, 0.0)
 
 
-def flow(t: float) -> Array:
-    """θ on the natural gradient's path: ``μ = 10 (1-e⁻ᵗ)``, ``σ² = 1 + 100 e⁻ᵗ(1-e⁻ᵗ)``."""
-    decay = math.exp(-t)
-    return np.array([M * (1 - decay), 0.5 * math.log(1 + M**2 * decay * (1 - decay))])
+def flow(t: float | Array, mean: float = M) -> Array:
+    """The natural gradient from N(0, 1) to N(mean, 1), at the time t, in ``(μ, ln σ)``.
+
+    The moments ``E y`` and ``E y²`` of the model decay exponentially to the data's, so
+    ``μ = m (1-e⁻ᵗ)`` and ``σ² = 1 + m² e⁻ᵗ (1-e⁻ᵗ)``.
+    """
+    decay = np.exp(-np.asarray(t, dtype=np.float64))
+    variance = 1 + mean**2 * decay * (1 - decay)
+    return np.stack([mean * (1 - decay), np.log(variance) / 2], axis=-1)
 
 
 def circle(points: int = 1000) -> Array:
     """(μ, σ) along the natural gradient's path, until it is within e⁻¹⁰ of its end."""
-    decay = np.linspace(1, math.exp(-10), points)
-    return np.stack([M * (1 - decay), np.sqrt(1 + M**2 * decay * (1 - decay))], axis=1)
+    return half_plane(flow(-np.log(np.linspace(1, math.exp(-10), points))))
 
 
 def half_plane(theta: Array) -> Array:

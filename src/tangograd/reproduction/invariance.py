@@ -19,6 +19,7 @@ from tangograd.reproduction.base import (
     Claim,
     Result,
     Setting,
+    legend_below,
 )
 from tangograd.reproduction.gaussian_coordinates import (
     LINEAR,
@@ -26,12 +27,12 @@ from tangograd.reproduction.gaussian_coordinates import (
     STANDARD,
     Coordinates,
     distance,
-    flow,
     gaussian_in,
     gradient_moments,
     median_distance,
     thinned,
 )
+from tangograd.reproduction.gaussian_model import flow
 from tangograd.reproduction.verdicts import Verdict, exact, quantile
 from tangograd.stream import tango
 
@@ -202,14 +203,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
         ax.set(title=title, xlabel="μ")
     axes[0].plot([], [], color="black", lw=1, ls=":", label="SGD's limit in each")
     axes[0].set_ylabel("σ")
-    handles, names = axes[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, axes[0], ncols=3)
 
 
 CLAIM = Claim(
     name="invariance",
     title="The way does not depend on the coordinates",
-    where="Introduction, after Definition 1",
+    where="Introduction",
     sentences=(
         "The natural gradient flow is the same whichever parameters describe the model, and so "
         "TANGO, which converges to it, does not depend on them in the limit δt → 0; plain "

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tangograd.reproduction.base import GREEN, GREY, ORANGE, Claim, Result, Setting
+from tangograd.reproduction.base import GREEN, GREY, ORANGE, Claim, Result, Setting, legend_below
 from tangograd.reproduction.verdicts import exact, mean
 from tangograd.stream import Run, tango
 from tangograd.stream.models import linear
@@ -239,13 +239,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
         yticks=B, yticklabels=B, title="fixed θ: length of the mean of v,\nnatural gradient = 1"
     )
     right.set(xlabel="time t = k δt", title="θ moves: what is left of θ - θ*")
-    figure.legend(loc="outside lower center", ncols=3, frameon=False)
+    legend_below(figure, left, right, ncols=3)
 
 
 CLAIM = Claim(
     name="minibatch",
     title="Minibatches need the factor B",
-    where="Implementation remarks: minibatches",
+    where="Implementation remarks, minibatches",
     sentences=(
         "With minibatches, g̃ is the mean of B pseudo-gradients, and the mean of g̃g̃ᵀ is F/B, not F. "
         "So the paper's equation has B g̃g̃ᵀ in its place. Left: at a fixed θ the mean of v is then "

@@ -20,8 +20,6 @@ from numpy.polynomial.hermite_e import hermegauss
 from numpy.typing import ArrayLike, NDArray
 from scipy.linalg import eigh
 
-from tangograd.reproduction.verdicts import Verdict, quantile
-
 Array = NDArray[np.float64]
 
 HUGE = 1e9
@@ -215,14 +213,3 @@ def bernoulli_law(p: float, q: float) -> Law:
 def finite(v: ArrayLike) -> Array:
     """What has diverged stays a number, and large."""
     return np.clip(np.nan_to_num(np.asarray(v, np.float64), nan=HUGE), -HUGE, HUGE)
-
-
-def near_mean(samples: ArrayLike, what: str, expected: float) -> Verdict:
-    """A verdict on the mean of a skewed, heavy-tailed sample, as averages of ‖v-m‖² are.
-
-    Student's interval is not to be trusted then. The median's is exact, and for every law the
-    median is within one standard deviation of the mean. Runs are to be long enough for a standard
-    deviation below a quarter of the mean; a larger one would excuse anything.
-    """
-    x = np.asarray(samples, np.float64)
-    return quantile(x).near(what, expected, within=min(float(x.std(ddof=1)), expected / 4))

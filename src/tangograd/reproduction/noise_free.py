@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.reproduction import gaussian_model
-from tangograd.reproduction.base import BLUE, GREY, RED, Claim, Result, Setting
+from tangograd.reproduction.base import BLUE, GREY, RED, Claim, Result, Setting, legend_below
 from tangograd.reproduction.gaussian_model import expansion, flow
 from tangograd.reproduction.verdicts import exact, number
 
@@ -105,7 +105,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
         xscale="log", yscale="log", xlabel="δt",
         ylabel=f"‖θ - natural gradient‖ at time {data['time']:g}",
     )  # fmt: skip
-    figure.legend(loc="outside lower center", ncols=2, frameon=False)
+    legend_below(figure, ax, ncols=2)
 
 
 CLAIM = Claim(

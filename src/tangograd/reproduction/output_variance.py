@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import NDArray
 
-from tangograd.reproduction.base import BLUE, GREEN, ORANGE, Claim, Result, Setting
+from tangograd.reproduction.base import BLUE, GREEN, ORANGE, Claim, Result, Setting, legend_below
 from tangograd.reproduction.linear_moments import Regression
 from tangograd.reproduction.verdicts import Interval, Verdict, exact, frequency, mean, mean_square
 from tangograd.stream import Run, tango
@@ -301,14 +301,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     left.set_title("Same γ for all σ²")
     right.set(xscale="log", yscale="log", ylim=(8e-5, None), xlabel="step k", ylabel="excess loss")
     right.set_title("g̃ = g, δt = 1/(1000+k)")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=5, frameon=False)
+    legend_below(figure, left, ncols=5)
 
 
 CLAIM = Claim(
     name="output-variance",
     title="Which variance for a Gaussian output?",
-    where="“Implementation remarks”, quadratic output losses",
+    where="Implementation remarks, quadratic losses",
     sentences=(
         "A squared error is a log-loss once the output is given a Gaussian law, of some variance "
         "σ²; the paper says that σ² should be the actual mean square error (MSE). With "

@@ -20,16 +20,17 @@ from tangograd.reproduction.base import (
     Claim,
     Result,
     Setting,
+    legend_below,
 )
 from tangograd.reproduction.gaussian_coordinates import (
     LINEAR,
     Coordinates,
     distance,
-    flow,
     gaussian_in,
     median_distance,
     thinned,
 )
+from tangograd.reproduction.gaussian_model import flow
 from tangograd.reproduction.linear_moments import Regression
 from tangograd.reproduction.verdicts import Verdict, exact, mean, quantile
 from tangograd.stream import tango
@@ -261,14 +262,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     right.set(xscale="log", yscale="log", xlabel="step", title="Scales 1 … 100", ylim=(4e-4, 1.5))
     right.set_ylabel("excess loss / initial")
     right.legend(loc="lower left", frameon=False, fontsize="small")
-    handles, names = left.get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=4, frameon=False)
+    legend_below(figure, left, ncols=4)
 
 
 CLAIM = Claim(
     name="preconditioning",
     title="A preconditioner changes the speed, not the limit",
-    where="“Implementation remarks”, preconditioned TANGO",
+    where="Implementation remarks, preconditioning",
     sentences=(
         "The velocity's update may be multiplied by any positive definite matrix C, for instance "
         "to make up for parameters of different scales. This is the same as a change of variable, "

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr
 
-from tangograd.reproduction.base import BLUE, GREY, RED, Claim, Result, Setting
+from tangograd.reproduction.base import BLUE, GREY, RED, Claim, Result, Setting, legend_below
 from tangograd.reproduction.gaussian_model import (
     START,
     TAU,
@@ -259,11 +259,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     left, right = figure.subplots(1, 2)
     _draw_sizes(left, data)
     _draw_scatter(right, data)
-    handles, names = left.get_legend_handles_labels()
-    more, more_names = right.get_legend_handles_labels()
-    figure.legend(
-        handles + more, names + more_names, loc="outside lower center", ncols=4, frameon=False
-    )
+    legend_below(figure, left, right, ncols=4)
 
 
 CLAIM = Claim(

@@ -87,6 +87,17 @@ def mean(samples: ArrayLike) -> Interval:
     return Interval(float(x.mean()), float(x.mean() - half), float(x.mean() + half), len(x))
 
 
+def near_mean(samples: ArrayLike, what: str, expected: float) -> Verdict:
+    """A verdict on the mean of a skewed, heavy-tailed sample, as averages of ‖v-m‖² are.
+
+    Student's interval is not to be trusted then. The median's is exact, and for every law the
+    median is within one standard deviation of the mean. Runs are to be long enough for a standard
+    deviation below a quarter of the mean; a larger one would excuse anything.
+    """
+    x = np.asarray(samples, dtype=np.float64)
+    return quantile(x).near(what, expected, within=min(float(x.std(ddof=1)), expected / 4))
+
+
 def mean_square(samples: ArrayLike) -> Interval:
     """The mean square of centred normal samples, with its interval from the χ² law.
 

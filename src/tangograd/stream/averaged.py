@@ -8,7 +8,7 @@ import numpy as np
 from numba import njit
 from numpy.typing import ArrayLike
 
-from tangograd.stream.tango import Gradients, Run, constant_or_given
+from tangograd.stream.tango import Gradients, Run, prepare
 
 
 def averaged_sgd(
@@ -48,11 +48,7 @@ def averaged_sgd(
         >>> bool(abs(run.theta[-1, 0] - 3.0) < 0.2)
         True
     """
-    start = np.array(theta, dtype=np.float64)
-    if steps % records:
-        raise ValueError(f"steps ({steps}) must be a multiple of records ({records})")
-    rates = constant_or_given(dt, steps)
-    run = Run(np.empty((records + 1, len(start))), np.empty((records + 1, len(start))), 0.0)
+    start, rates, run = prepare(theta, dt, steps, records)
     constant = np.asarray(constants, dtype=np.float64)
     largest = _averaged(gradients, constant, start, float(gamma), rates, rng, run.theta, run.v)
     return run._replace(largest=largest)

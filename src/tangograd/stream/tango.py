@@ -76,11 +76,7 @@ def tango(
         >>> bool(abs(run.theta[-1, 0] - 3.0) < 0.2)
         True
     """
-    start = np.array(theta, dtype=np.float64)
-    if steps % records:
-        raise ValueError(f"steps ({steps}) must be a multiple of records ({records})")
-    rates = constant_or_given(dt, steps)
-    run = Run(np.empty((records + 1, len(start))), np.empty((records + 1, len(start))), 0.0)
+    start, rates, run = prepare(theta, dt, steps, records)
     largest = _tango(
         gradients,
         np.asarray(constants, dtype=np.float64),
@@ -100,9 +96,15 @@ def tango(
     return run._replace(largest=largest)
 
 
-def constant_or_given(dt: ArrayLike, steps: int) -> Array:
-    """δt_0, …, δt_steps; contiguous in either case, so that one compiled kernel does for both."""
-    return np.ascontiguousarray(np.broadcast_to(np.asarray(dt, dtype=np.float64), (steps + 1,)))
+def prepare(theta: ArrayLike, dt: ArrayLike, steps: int, records: int) -> tuple[Array, Array, Run]:
+    """A copy of θ_0, the rates δt_0, …, δt_steps, and room for the records."""
+    if steps % records:
+        raise ValueError(f"steps ({steps}) must be a multiple of records ({records})")
+    start = np.array(theta, dtype=np.float64)
+    # contiguous also where δt is one number, so that one compiled kernel does for both
+    rates = np.ascontiguousarray(np.broadcast_to(np.asarray(dt, dtype=np.float64), (steps + 1,)))
+    room = (records + 1, len(start))
+    return start, rates, Run(np.empty(room), np.empty(room), 0.0)
 
 
 @njit(nogil=True, error_model="numpy")
