@@ -19,7 +19,8 @@ body { font: 17px/1.55 system-ui, sans-serif; color: #1b1b1b; background: #fff;
        max-width: 56rem; margin: 0 auto; padding: 1rem; overflow-wrap: break-word; }
 h1 { font-size: 1.7rem; line-height: 1.2; } h2 { font-size: 1.25rem; margin: 0; }
 section { border-top: 1px solid #ccc; margin-top: 2.2rem; padding-top: 1.2rem; }
-img { width: 100%; height: auto; margin: .6rem 0; }
+.picture { overflow-x: auto; margin: .6rem 0; }
+img { display: block; width: 100%; height: auto; }
 .where { color: #595959; margin: 0; }
 .holds, .fails { font-weight: 600; white-space: nowrap; }
 .holds { color: #00634a; } .fails { color: #a33a00; }
@@ -28,6 +29,7 @@ th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px soli
          vertical-align: top; }
 th { font-weight: 600; color: #595959; }
 @media (max-width: 40rem) {
+  img { width: 36rem; max-width: none; }  /* to be read by swiping */
   thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 1px solid #ccc; }
   td { display: block; border: 0; padding: .05rem 0; }
   td::before { content: attr(data-column) ": "; color: #595959; }
@@ -118,7 +120,9 @@ def _section(claim: Claim, result: Result, picture: Path) -> str:
 <h2>{escape(claim.title)}</h2>
 <p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(result.holds)}.</p>
 {paragraphs}
+<div class="picture">
 <img alt="{escape(claim.title)}" src="data:image/png;base64,{image}">
+</div>
 <table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table>
 </section>"""
 
