@@ -17,8 +17,10 @@ from tangograd import (
     MeanScaleGaussian,
     NegativeBinomial,
     Poisson,
+    refresh,
 )
 from tangograd.gamma import Auto
+from tangograd.preconditioners import InverseDiagonal
 
 from .cases import Attention, ConvNet, Recurrent, student
 from .test_tangents import same
@@ -332,3 +334,56 @@ def test_a_group_added_later_is_measured_before_it_moves():
     losses = run(model, optimizer, likelihood, x, y, 50, 40)
     assert losses[-1] < losses[0]
     assert optimizer.param_groups[1]["preconditioner"].draws > 0
+
+
+def test_refreshes_alternate_also_past_the_first_steps():
+    """A power iteration, and then a line search alone, which needs nothing pulled back."""
+    rule, C = Auto(), InverseDiagonal()
+    rule.due = False
+    steps = [step for step in range(46, 200) if refresh.is_due(step, [rule], [C])]
+    assert steps == [60, 80, 100, 120, 140, 160, 180]
+    wanted = [bool(refresh.needs(step, [rule], [C])) for step in steps]
+    assert wanted == [False, True] * 3 + [False]
+    early = [step for step in range(46) if refresh.is_due(step, [rule], [C])]
+    assert all(refresh.needs(step, [rule], [C]) for step in early)
+    assert refresh._number(60) == refresh._number(45) + 1
+
+
+def test_two_auto_rules_have_a_power_iteration_each():
+    """Each finds the largest curvature of its own group."""
+    x = torch.randn(500, 2)
+    y = torch.randn(500, 1)
+    small, large = (nn.Linear(2, 1, bias=False) for _ in range(2))
+
+    def model(x):
+        return small(x) + large(6 * x)
+
+    groups = [{"params": part.parameters(), "gamma": Auto()} for part in (small, large)]
+    optimizer, likelihood = TANGO(groups, preconditioner=None), Gaussian()
+    for _ in range(60):
+        optimizer.zero_grad()
+        loss = optimizer.evaluate(None, lambda: likelihood(model(x), y))
+        loss.backward()
+        optimizer.step()
+    largest = float(torch.linalg.eigvalsh(x.T @ x / 500)[-1])
+    caps = [group["gamma"].cap for group in optimizer.param_groups]
+    assert caps[0] == pytest.approx(largest, rel=0.01)
+    assert caps[1] == pytest.approx(36 * largest, rel=0.01)
+
+
+@pytest.mark.parametrize("lr", [0.1, 0.9, 0.99])
+def test_the_change_of_the_loss_is_along_the_step_that_was_taken(lr):
+    """One parameter: F = 1, so that ⟨g, v⟩ = θ v, and the step was δt v, also for δt near 1."""
+    theta = torch.tensor([3.0], requires_grad=True)
+    optimizer, likelihood = TANGO([theta], lr=lr, preconditioner=None), Gaussian()
+    y, seen = torch.zeros(4, 1), []
+    rule = optimizer.param_groups[0]["gamma"]
+    rule.unstable = lambda quotient, slope, change: seen.append(change) or False
+    for _ in range(2):
+        optimizer.zero_grad()
+        before, v = theta.item(), optimizer.state[theta].get("velocity", torch.zeros(1)).item()
+        loss = optimizer.evaluate(None, lambda: likelihood(theta.expand(4, 1), y))
+        loss.backward()
+        optimizer.step()
+    expected = max(abs(before * lr * v), (lr * v) ** 2) / max(abs(loss.item()), 1.0)
+    assert seen[-1] == pytest.approx(expected)

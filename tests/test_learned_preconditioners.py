@@ -6,7 +6,7 @@ from torch import nn
 
 from tangograd import TANGO, Categorical
 from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp, kronecker
-from tangograd.preconditioners.learned import FLOOR
+from tangograd.preconditioners.learned import FLOOR, LARGE
 from tangograd.reference import fisher_matrix
 from tangograd.statistics import Factors, Statistics, collect, combine
 from tangograd.tangents import dual_parameters
@@ -145,7 +145,7 @@ def test_products_inverses_and_norms_of_a_kronecker_preconditioner(rank, monkeyp
     torch.testing.assert_close(flatten(y), flatten(x), rtol=1e-10, atol=1e-12)
     assert C.squared_norm(x) == pytest.approx(dot(x, C.apply_inverse(x)), rel=1e-10)
     assert dot(x, C.apply(x)) > 0
-    torch.testing.assert_close(C.apply(x)[2], x[2] / FLOOR / 2)  # the mean of 1 and 3 is 2
+    torch.testing.assert_close(C.apply(x)[2], x[2] / torch.tensor([2.0, 3.0]))
     if rank == 64:  # whole: (A + α) ⊗ (G + β), the product of dampings being the mean curvature
         A, G = factors.A, d.T @ d
         alpha, beta = A.diagonal().mean(), G.diagonal().mean()
@@ -159,16 +159,23 @@ def test_products_inverses_and_norms_of_a_kronecker_preconditioner(rank, monkeyp
 
 def test_floors_and_averages():
     C = InverseDiagonal()
-    x = [torch.ones(8)]
+    x = [torch.ones(3)]
     assert C.apply(x)[0].equal(x[0])  # nothing learned yet
-    few = torch.tensor([0.0, 2.0, 2.0, 2.0, 2.0, 2.0, 2.0])
-    C.update(Statistics(8, [torch.cat([few, torch.tensor([60.0])])], [], []))
-    floor = FLOOR * 72 / 8
-    torch.testing.assert_close(C.apply(x)[0], 1 / torch.tensor([*[floor] * 7, 60.0]))
-    C.update(Statistics(1, [torch.cat([few, torch.tensor([69.0])])], [], []))  # the ninth draw
-    floor = FLOOR * 73 / 8
-    torch.testing.assert_close(C.apply(x)[0], 1 / torch.tensor([*[floor] * 7, 61.0]))
+    C.update(Statistics(8, [torch.tensor([0.0, 2.0, 4.0])], [], []))
+    torch.testing.assert_close(C.apply(x)[0], torch.tensor([1 / 2, 1 / 2, 1 / 4]))
+    C.update(Statistics(1, [torch.tensor([0.0, 2.0, 13.0])], [], []))  # the ninth draw
+    torch.testing.assert_close(C.apply(x)[0], 1 / torch.tensor([7 / 3, 7 / 3, 5.0]))
     torch.testing.assert_close(C.apply_inverse(C.apply(x))[0], x[0])
+
+
+def test_large_tensors_have_a_higher_floor():
+    C, c = InverseDiagonal(), torch.ones(LARGE)
+    c[0], c[1] = 100.0, 0.0
+    C.update(Statistics(8, [c], [], []))
+    floor = FLOOR * c.mean().item()
+    inverse = C.apply_inverse([torch.ones(LARGE)])[0]
+    torch.testing.assert_close(inverse, c.clamp(min=floor))
+    assert inverse[0] == 100
 
 
 @pytest.mark.parametrize("make", [InverseDiagonal, RMSProp, Kronecker])

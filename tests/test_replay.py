@@ -255,3 +255,39 @@ def test_a_failing_closure_is_no_replay():
     loss.backward()
     with pytest.warns(RuntimeWarning, match="StopIteration"):
         optimizer.step()
+
+
+class Hooked(nn.Module):
+    """Its forward pass registers a hook, which needs a graph."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1)
+
+    def forward(self, x):
+        z = self.layer(x)
+        z.register_hook(lambda gradient: gradient)
+        return z
+
+
+def test_models_that_need_a_graph_are_run_again_with_one():
+    model, likelihood = Hooked(), Gaussian()
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+    optimizer = first_step(model, lambda: likelihood(model(x), y), preconditioner=None)
+    rule = optimizer.param_groups[0]["gamma"]
+    assert not rule.blind
+    r = flatten([p.grad for p in model.parameters()])
+    a = torch.cat([x, torch.ones(20, 1)], 1)
+    assert rule.search == pytest.approx(((a @ r).square().mean() / (r @ r)).item(), rel=1e-10)
+
+
+def test_a_likelihood_that_does_not_enter_the_loss():
+    model, likelihood = nn.Linear(3, 1), Gaussian()
+    x, y = torch.randn(20, 3), torch.randn(20, 1)
+
+    def body():
+        likelihood(model(x), y)  # looked at, not trained on
+        return likelihood(model(x), y)
+
+    optimizer = first_step(model, body)
+    assert optimizer.param_groups[0]["gamma"].value > 0

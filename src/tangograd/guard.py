@@ -33,9 +33,9 @@ def look(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tuple[float,
         return quotient, {}
     # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
     slope = along + sum(group.keep * dot(group.bracket, group.v) for group in groups)
-    moved = max(group.moved for group in groups)
+    moved = max((group.moved / group.keep for group in groups if group.keep > 0), default=0.0)
     scale = max(abs(sum(block.loss for block in blocks)), 1.0)
-    change = max(moved * abs(slope), moved**2 * along) / scale
+    change = max(moved * abs(slope), moved**2 * along) / scale  # along the last step, δt v
     unstable = [rule for rule in rules if rule.unstable(quotient, slope, change)]
     return quotient, {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
 

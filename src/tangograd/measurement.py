@@ -80,7 +80,7 @@ class Measurement:
     @property
     def factor(self) -> float:
         """The block's weight in the step's loss."""
-        return self.shares[0].factor
+        return max(share.factor for share in self.shares)
 
     @property
     def curvature(self) -> float:

@@ -89,9 +89,9 @@ class TANGO(Optimizer):
             ``gamma``, ``preconditioner``, ``weight_decay`` and ``accelerated``.
         lr: δt, from 0 to 1; any scheduler may drive it (the cyclic ones with
             ``cycle_momentum=False``). At 0, θ rests and v settles (unless ``accelerated``).
-        gamma: γ: ``"auto"`` (a line search on the batch run again, about every tenth step; nothing
-            to tune); ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``; a rule of
-            :mod:`tangograd.gamma`; or a number, which is then in the metric of C: with
+        gamma: γ: ``"auto"`` (a line search on the batch run again, about every twentieth step;
+            nothing to tune); ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``;
+            a rule of :mod:`tangograd.gamma`; or a number, which is then in the metric of C: with
             ``preconditioner=None`` it is the paper's γ. Groups that name the same rule share one γ,
             computed over all their parameters.
         preconditioner: C: ``"auto"`` (the inverse diagonal Fisher), ``"rmsprop"``, ``"kronecker"``
@@ -349,8 +349,12 @@ class TANGO(Optimizer):
         check_gradients(list(self._named_gradients()))
         self._update_gamma(blocks)
         groups = [self._as_group(group) for group in self.param_groups]
+        # What a batch teaches acts from the next step on, except where little is known yet.
+        at_once = any(rule.due for rule in autos(self._rules())) or any(
+            group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
+        )
         self._quotient, stopped = guard.look(blocks, groups)
-        planned, C_brackets = self._plan(blocks, groups, stopped)
+        planned, C_brackets = self._plan(blocks, groups, stopped, at_once=at_once)
         for group, now, C_bracket in zip(self.param_groups, groups, C_brackets, strict=True):
             if id(now.rule) in stopped:
                 moving = 1.0 if group["accelerated"] else rate(group)
@@ -375,20 +379,19 @@ class TANGO(Optimizer):
         return loss
 
     def _plan(
-        self, blocks: list[Measurement], groups: list[Group], stopped: Container[int]
+        self,
+        blocks: list[Measurement],
+        groups: list[Group],
+        stopped: Container[int],
+        *,
+        at_once: bool,
     ) -> tuple[dict[int, float], list[list[Tensor]]]:
-        """γ of each rule and ``C`` times each bracket for this step, and the refresh.
-
-        What a batch teaches acts from the next step on, except where little is known yet.
-        """
+        """γ of each rule and ``C`` times each bracket for this step; and the refresh, if due."""
         refreshing = any(block.pulled or block.replay for block in blocks)
-        at_once = any(rule.due for rule in autos(self._rules())) or any(
-            group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
-        )
 
         def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
-            gammas = {id(group.rule): group.rule.value for group in groups}
-            return gammas, [group.C.apply(group.bracket) for group in groups]
+            values = {id(group.rule): group.rule.value for group in groups}
+            return values, [group.C.apply(group.bracket) for group in groups]
 
         planned = None if refreshing and at_once else plan()
         if refreshing:

@@ -53,7 +53,8 @@ def _number(step: int) -> int | None:
     """Which refresh this step is, from 0; ``None`` for one that is none."""
     if step <= EARLY[-1]:
         return EARLY.index(step) if step in EARLY else None
-    return len(EARLY) + step // EVERY if step % EVERY == 0 else None
+    since = step // EVERY - EARLY[-1] // EVERY - 1
+    return len(EARLY) + since if step % EVERY == 0 else None
 
 
 def _searches_only(step: int, asking: Sequence[Auto]) -> bool:
@@ -93,8 +94,15 @@ def refresh(
     for rule in autos([group.rule for group in groups]):
         if id(rule) in stopped:
             continue
-        known = [state[p]["leading"] for p in parameters if "leading" in state[p]]
-        leading = known if len(known) == len(parameters) else None
+        own = {
+            id(p) for group in groups if group.rule is rule for p in group.params if p.requires_grad
+        }
+        known = all("leading" in state[p] for p in parameters if id(p) in own)
+        leading = (
+            [state[p]["leading"] if id(p) in own else torch.zeros_like(p) for p in parameters]
+            if known
+            else None
+        )
         try:
             leading = _measure_gamma(rule, blocks, groups, leading, step, dt)
         except CannotReplayError as error:
@@ -103,7 +111,8 @@ def refresh(
             failure = error
             continue
         for p, x in zip(parameters, leading or [], strict=False):
-            state[p]["leading"] = x
+            if id(p) in own:
+                state[p]["leading"] = x
     return failure
 
 
@@ -171,7 +180,7 @@ def _measure_gamma(
             samples=samples,
             early=step <= EARLY[-1],
         )
-    return leading
+    return None if starting and cap is None else leading  # if F̂ was 0, it starts anew
 
 
 def _noise(

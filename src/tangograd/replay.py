@@ -114,14 +114,24 @@ class Replay:
         Args:
             parameters: leaf tensors.
             tangents: one for each.
-            graph: whether the outputs come with their graph (a closure may need one of its own,
-                and has it anyway).
+            graph: whether the outputs must come with their graph. Without one it is quicker, but
+                for models that differentiate or register hooks inside: they are run with it.
 
         Raises:
             CannotReplayError: the outputs differ from those that the likelihood received.
         """
+        if not graph:
+            try:
+                return self._run(parameters, tangents, graph=False)
+            except CannotReplayError:
+                pass
+        return self._run(parameters, tangents, graph=True)
+
+    def _run(
+        self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
+    ) -> list[Again]:
         with (
-            torch.set_grad_enabled(graph or self.closure is not None),
+            torch.set_grad_enabled(graph),
             dual_parameters(parameters, tangents, 1.0, originals=self.terms) as session,
         ):
             try:

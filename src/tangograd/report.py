@@ -39,10 +39,10 @@ def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) ->
     gamma, damping, quotient = known["gamma"], known["damping"], known["fisher_quotient"]
     lines.append(f"damping δt/γ = {damping:.3g}; curvature along v (quotient) = {quotient:.3g}")
     if math.isfinite(quotient):
-        if gamma * quotient > 2:
+        if gamma * quotient > 2 and not isinstance(rules[0], Auto):
             lines.append(
                 f"- γ times the quotient is {gamma * quotient:.2g}, and above 2 v grows without "
-                "end: lower gamma" + ("" if known.get("guards") is None else " (the guard acts)")
+                "end: lower gamma"
             )
         lines.append("- " + _damping(damping, quotient))
     lines += [f"- {text}" for rule in dict.fromkeys(rules) for text in _guards(rule, steps)]

@@ -26,11 +26,12 @@ class Auto(GammaRule):
     whose recent maximum caps γ too, at once: v does not grow along itself.
 
     A **guard** steps in when q has jumped to twice its recent maximum, or when the slope ``⟨g, v⟩``
-    has turned round to more than twice its recent maximum, and the loss changes by more than a
-    tenth for it along the last step in θ: that step was too long for the quadratic model, for F or
-    g changed on the way. If the loss still falls along v, the guard shortens v to its best multiple
+    has turned round to more than twice its recent maximum, and the loss changes noticeably along
+    the last step in θ: that step was too long for the quadratic model, for F or g changed on the
+    way. If the loss still falls along v, the guard shortens v to its best multiple
     on the quadratic model, at most to half. If not, it takes the step back, drops v and halves γ,
-    which then recovers by a few percent a step. Either way γ is measured anew in the next step.
+    which then recovers by a few percent a step. Either way γ is measured anew in the next
+    step that the guard leaves alone.
 
     Without a way to run the batch again, γ follows the quotient alone, from a safe start, and rises
     by at most a tenth a step.

@@ -19,7 +19,7 @@ A preconditioner acts on the list of a whole group's tensors at once, so that it
 :class:`Dense`             given
 =========================  ===================================  ===================================
 
-Learned ones are refreshed about every tenth step, from gradients and never from the velocity.
+Learned ones are refreshed now and then, from gradients and never from the velocity.
 """
 
 from __future__ import annotations

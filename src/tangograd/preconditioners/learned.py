@@ -14,17 +14,17 @@ from tangograd.statistics import Statistics
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
 FORGETTING = 0.05
-#: The floor of the curvatures, over their mean in a tensor.
-FLOOR = 4.0
+#: The floor of the curvatures, over their mean in a tensor, for tensors of so many elements.
+FLOOR, LARGE = 4.0, 1000
 
 
 class LearnedDiagonal(Preconditioner):
     """``C = 1 / max(c, 4 mean c)``, c being a curvature learned for each element.
 
-    The mean is over a tensor: C makes up for scales that differ between tensors, and for elements
-    far more curved than others of their tensor. An element whose gradients are rare or zero so far
-    is taken as an average one. Without a floor C would be huge there: a first gradient would throw
-    the model off, and what is rare in the data would be learned by heart.
+    The mean is over a tensor. Without a floor C would be huge where gradients are rare or zero so
+    far: a first gradient would throw the model off, and what is rare in the data would be learned
+    by heart. Small tensors, of less than :data:`LARGE` elements, have too few for that and the
+    floor at their mean: C then makes up for features of different scales.
     """
 
     def __init__(self) -> None:
@@ -91,21 +91,20 @@ class LearnedDiagonal(Preconditioner):
 
 
 def _floored(c: Tensor) -> Tensor:
-    floor = FLOOR * float(c.mean()) if c.numel() else 0.0
+    floor = float(c.mean()) * (FLOOR if c.numel() >= LARGE else 1.0) if c.numel() else 0.0
     return c.clamp(min=floor) if floor > 0 else torch.ones_like(c)
 
 
 class InverseDiagonal(LearnedDiagonal):
-    """The inverse diagonal of the Fisher matrix, ``C = 1 / max(diag F, 4 mean)``.
+    """The inverse diagonal of the Fisher matrix, ``C = 1 / max(diag F, floor)``.
 
     The diagonal is estimated without bias from one pseudo-gradient of the batch a refresh.
 
     Example:
         >>> C = InverseDiagonal()
-        >>> diagonal = torch.tensor([40.0, 0.0, 0.0, 1.0, 1.0, 0.0, 2.0, 4.0])  # 6 on average
-        >>> C.update(Statistics(1, [diagonal], [], []))
-        >>> C.apply_inverse([torch.ones(8)])
-        [tensor([40., 24., 24., 24., 24., 24., 24., 24.])]
+        >>> C.update(Statistics(1, [torch.tensor([1.0, 3.0, 8.0])], [], []))
+        >>> C.apply([torch.tensor([4.0, 4.0, 4.0])])
+        [tensor([1.0000, 1.0000, 0.5000])]
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal"})
@@ -119,13 +118,13 @@ class InverseDiagonal(LearnedDiagonal):
 
 
 class RMSProp(LearnedDiagonal):
-    """``C = 1 / max(√E g², 4 mean)``, from gradients g of the loss on data.
+    """``C = 1 / max(√E g², floor)``, from gradients g of the loss on data.
 
     Example:
         >>> C = RMSProp()
         >>> C.update(Statistics(1, [], [torch.tensor([-1.0, 3.0])], []))
-        >>> C.apply([torch.tensor([6.0, 8.0])])
-        [tensor([0.7500, 1.0000])]
+        >>> C.apply([torch.tensor([6.0, 6.0])])
+        [tensor([3., 2.])]
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"gradient"})

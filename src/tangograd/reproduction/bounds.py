@@ -39,7 +39,7 @@ from tangograd.reproduction.moments import (
     gaussian_law,
     linear_law,
 )
-from tangograd.reproduction.verdicts import Verdict, frequency, near_mean
+from tangograd.reproduction.verdicts import Verdict, frequency, near_mean, number
 from tangograd.stream import Run, tango
 from tangograd.stream.models import gaussian, linear
 
@@ -202,6 +202,9 @@ def measure(setting: Setting) -> Result:
     # At γ = 1/R² the averages of the last two have no variance; at 0.4/R² they have.
     verdicts = [_at(moments[0], 1.0), _at(moments[1], 0.4), _at(moments[2], 0.4)]
     verdicts.append(_at(moments[0], 1.75))
+    exact = [p["exact"] for case in moments for p in case["points"] if p["gamma"] <= 1]
+    what = "largest exact E‖v‖² λ²/σ² for γ ≤ 1/R², three models"
+    verdicts.append(number(max(exact)).at_most(what, 4))
     for example, cases in zip(models, suprema, strict=True):
         longest = cases[-1]
         what = f"max‖v‖ within its bound, {longest['steps']} steps, ε = {EPSILON}, {example.title}"
