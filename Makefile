@@ -58,4 +58,4 @@ format: install ## apply the style
 	$(BIN)/ruff format .
 
 clean: ## remove what the other targets made
-	rm -rf $(VENV) demo .mypy_cache .pytest_cache .ruff_cache
+	rm -rf $(VENV) demo reproduction .mypy_cache .pytest_cache .ruff_cache

@@ -7,6 +7,8 @@ usage, 130 interrupted.
 from __future__ import annotations
 
 import json as json_format
+import os
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -15,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -36,7 +39,7 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-stderr = Console(stderr=True, soft_wrap=True)
+stderr = Console(stderr=True, soft_wrap=True, markup=False)
 
 
 def _version(asked: bool) -> None:
@@ -123,33 +126,39 @@ def reproduce(
     Example: tangograd reproduce --quick, or: tangograd reproduce figure-1 --seed 7
     """
     finished: list[str] = []
-    with _failures(output, lambda: f"finished and kept: {', '.join(finished) or 'nothing'}"):
+    with _failures(
+        output, lambda: f"finished and kept: {', '.join(finished) or 'nothing'}", extras="plot"
+    ):
         from tangograd.reproduction import claims
 
         chosen = _chosen(names or [], claims())
         if listing:
-            for claim in chosen:
-                typer.echo(f"{claim.name:18} {claim.title} ({claim.where})")
+            _list(chosen)
             return
         writable_folder(output)
         from tangograd.reproduction.page import measured
+        from tangograd.reproduction.run import finite
         from tangograd.reproduction.run import reproduce as measure
 
         table = Table("claim, where in the paper, quantity", "expected", "measured", "n", "verdict")
         verdicts = []
         with _shares("measuring", len(chosen), quiet) as advance:
-            for outcome in measure(chosen, output, seed=seed, quick=quick, advance=advance):
+            for outcome in measure(
+                chosen, output, seed=seed, quick=quick, known=claims(), advance=advance
+            ):
                 finished.append(outcome.claim.name)
                 claim, holds = outcome.claim, outcome.result.holds
-                head = f"[bold]{claim.name}[/] ({claim.where})"
+                head = f"[bold]{claim.name}[/] ({escape(claim.where)})"
                 table.add_row(head, "", "", "", _word(holds), style="bold" if not holds else None)
                 for v in outcome.result.verdicts:
-                    table.add_row(f"  {v.what}", v.expected, measured(v), str(v.n), _word(v.holds))
+                    table.add_row(
+                        f"  {escape(v.what)}", v.expected, measured(v), str(v.n), _word(v.holds)
+                    )
                     verdicts.append({"claim": claim.name, "where": claim.where, **asdict(v)})
                 table.add_section()
     failed = sorted({str(v["claim"]) for v in verdicts if not v["holds"]})
     if json:
-        typer.echo(json_format.dumps(verdicts))
+        typer.echo(json_format.dumps(finite(verdicts)))
     else:
         Console().print(table)
         typer.echo(
@@ -158,6 +167,14 @@ def reproduce(
         )
         typer.echo(f"page: {output / 'index.html'}")
     raise typer.Exit(1 if failed else 0)
+
+
+def _list(claims: list[Claim]) -> None:
+    try:
+        for claim in claims:
+            typer.echo(f"{claim.name:18} {claim.title} ({claim.where})")
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _word(holds: bool) -> str:
@@ -176,13 +193,15 @@ def _chosen(names: list[str], claims: list[Claim]) -> list[Claim]:
 
 @contextmanager
 def _failures(
-    output: Path, kept: Callable[[], str] = lambda: "nothing was written"
+    output: Path,
+    kept: Callable[[], str] = lambda: "nothing was written",
+    extras: str = "torch,plot",
 ) -> Iterator[None]:
     """Turn what can go wrong outside the program into a sentence and an exit code."""
     try:
         yield
     except ModuleNotFoundError as error:
-        stderr.print(f"this needs {error.name}: run pip install 'tangograd[torch,plot]'")
+        stderr.print(f"this needs {error.name}: run pip install 'tangograd[{extras}]'")
         raise typer.Exit(1) from error
     except OSError as error:
         stderr.print(f"cannot write to {output}: {error.strerror or error}")
@@ -219,3 +238,7 @@ def _shares(what: str, total: int, quiet: bool) -> Iterator[Callable[[Claim, flo
 def main() -> None:
     """The console script."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -71,6 +71,29 @@ def test_raw_results_are_enough_to_draw_again(tmp_path):
     outcome.claim.draw(kept["data"], Figure())
 
 
+def test_what_is_not_finite_fails_and_is_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(reproduction, "claims", lambda: [fake("odd", error=float("nan"))])
+    done = run("--output", tmp_path, "--quiet")
+    assert done.exit_code == 1
+    assert "not: odd" in done.stdout
+    kept = json.loads((tmp_path / "odd.json").read_text())
+    assert kept["verdicts"][0]["measured"] is None
+    rows = json.loads(run("--json", "--quiet", "--output", tmp_path).stdout)
+    assert rows[0]["measured"] is None
+
+
+def test_a_later_run_of_one_claim_keeps_the_others_on_the_page(two, tmp_path):
+    run("--output", tmp_path, "--quiet")
+    run("good", "--output", tmp_path, "--quiet")
+    page = Page((tmp_path / "index.html").read_text())
+    assert list(page.sections) == ["good", "bad"]
+    assert page.rows["bad"][1][-1] == "fails"
+    run("good", "--output", tmp_path, "--quiet", "--seed", 1)  # the rest is of another seed
+    page = Page((tmp_path / "index.html").read_text())
+    assert list(page.sections) == ["good"]
+    assert "Not measured (yet): title of bad" in page.text
+
+
 def test_random_numbers_depend_on_seed_claim_and_purpose_alone():
     def first(*arguments, what=""):
         return Setting(*arguments).generators(2, what)[0].random()
@@ -95,6 +118,23 @@ def test_json_and_list(two, tmp_path):
     listed = run("--list").stdout
     assert "title of good (Section 0)" in listed
     assert "title of bad" in listed
+
+
+@pytest.mark.parametrize("name", ["[/a]", "[bold]x"])
+def test_names_are_not_markup(two, name):
+    done = run(name)
+    assert done.exit_code == 2
+    assert repr(name) in done.stderr
+
+
+def test_listing_into_a_closed_pipe(two):
+    import subprocess
+    import sys
+
+    command = f"{sys.executable} -m tangograd.cli reproduce --list | head -1"
+    done = subprocess.run(command, shell=True, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("figure-1")
+    assert "cannot write" not in done.stderr
 
 
 def test_an_unknown_name_lists_the_known_ones(two, tmp_path):
@@ -142,7 +182,7 @@ def test_a_full_disk_leaves_no_half_written_file(tmp_path, monkeypatch):
     done = run("--output", tmp_path, "--quiet")
     assert done.exit_code == 1
     assert "No space left on device" in done.stderr
-    assert not list(tmp_path.iterdir())
+    assert [f.name for f in tmp_path.iterdir()] == ["good.png"]  # whole; nothing claims more
 
 
 def test_the_whole_paper_quickly(tmp_path):

@@ -231,7 +231,7 @@ def measure(setting: Setting) -> Result:
     expected = scaling["tango_expected"][-1] / scaling["accelerated_expected"][-1]
     slowest = accelerated_mode(GAMMA / NOISY, np.array(accelerated["target"]))
     verdicts = [
-        exact("accelerated TANGO less Nesterov's method, no noise", without, 1e-12),
+        exact("accelerated TANGO minus Nesterov's method, no noise", without, 1e-12),
         exact("the same on noisy batches, with the paper's additional noise", replayed, 1e-11),
         # one step more or less, where rounding decides
         number(ratio).near(
@@ -245,7 +245,7 @@ def measure(setting: Setting) -> Result:
         ),
         *(
             mean(runs["at_target"]).near(
-                f"excess loss, of the start's, after {runs['target']} noisy steps, {name}",
+                f"excess loss relative to the start, after {runs['target']} noisy steps, {name}",
                 runs["expected_at_target"],
             )
             for name, runs in (("accelerated", accelerated), ("TANGO", tango_))

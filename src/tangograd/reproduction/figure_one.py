@@ -124,7 +124,9 @@ def measure(setting: Setting) -> Result:
     sgd_peak, averaged_peak = noise_free_peaks()
     verdicts = [
         # an independent simulation of many runs had 95% of them there, to about a hundredth
-        frequency(inside).near(f"runs with a peak σ² in {low} … {high}, δt=1e-4", 0.95, 0.03),
+        frequency(inside).near(
+            f"runs with a peak σ² in {low} … {high} (a separate simulation), δt=1e-4", 0.95, 0.03
+        ),
         # at δt=1e-5 the median is above the circle's by less than the sd of the peaks, 0.5
         quantile(fine["peaks"]).near("median peak σ² of TANGO, δt=1e-5", 26, within=0.5),
         quantile(fine["deviations"]).at_most("median deviation from the circle, δt=1e-5", 0.1),
@@ -172,7 +174,7 @@ CLAIM = Claim(
         "gradient goes along the half circle (μ-5)² + σ² = 26: it first becomes uncertain, up to "
         "σ² = 26, moves over, and becomes certain again. TANGO at γ = 0.01 follows that circle, "
         "with fluctuations at δt = 1e-4, closely at 1e-5. SGD at the rate 1e-3 first becomes far "
-        "too uncertain; averaged SGD, with TANGO's γ and δt, hardly does, and lags behind."
+        "too uncertain; averaged SGD, with γ = 0.01 and δt = 1e-4, hardly does, and lags behind."
     ),
     measure=measure,
     draw=draw,

@@ -292,9 +292,11 @@ def measure(setting: Setting) -> Result:
             "over a hundred times longer runs (1 if its mean were finite)",
             2.0,
         ),
-        frequency(data["met"]).at_least("there, two velocities on the same samples meet", 0.99),
+        frequency(data["met"]).at_least(
+            "Gaussian rule: two velocities on the same samples meet", 0.99
+        ),
         quantile(panels[0]["maxima"]).near(
-            f"there, median of 1/max‖g̃‖² after {SEEN} samples", median_of_running_max(SEEN)
+            f"Gaussian model, median of 1/max‖g̃‖² after {SEEN} samples", median_of_running_max(SEEN)
         ),
         number(safe).at_most(
             "largest γR² of the kurtosis and fourth moment rules, three models", 1.0
@@ -363,13 +365,13 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
 
 CLAIM = Claim(
     name="gamma-rules",
-    title="How large γ may be, and what the rules pick",
+    title="γ has a limit, and rules keep to it where they apply",
     where="Definition 1 and the remarks on Theorem 5",
     sentences=(
         "The velocity v is stable only for a small enough γ: the paper's theorem asks for "
         "γ ≤ 1/R², where E[‖g̃‖² g̃g̃ᵀ] ≼ R²F, and names rules that are to ensure it: one over the "
         "largest ‖g̃‖² seen, 1/(3E‖g̃‖²) for Gaussian gradients, 1/(κE‖g̃‖²) for gradients of "
-        "kurtosis κ, λ/E‖g̃‖⁴; γ ≤ E‖g̃‖²/E‖g̃‖⁴ is necessary.\n\n"
+        "kurtosis κ, λ/E‖g̃‖⁴; for γ ≤ 1/R², γ ≤ E‖g̃‖²/E‖g̃‖⁴ is necessary.\n\n"
         "At a fixed θ the second moment of v obeys a linear recursion, so where it is finite is "
         "known exactly, and so is how far v strays from its mean m, the natural gradient. The "
         "rules are safe where their conditions hold: the gradients of a logistic regression "

@@ -154,7 +154,7 @@ def measure(setting: Setting) -> Result:
     runs = [_tango(setting, where, gamma) for where, gamma, _, _ in COORDINATES]
     sgd = [_sgd(setting, where, rate, time) for where, _, rate, time in COORDINATES]
     verdicts: list[Verdict] = [
-        exact("TANGO in (μ, ln σ) less that in turned coordinates, C turned too", error, 1e-10),
+        exact("TANGO in (μ, ln σ) minus that in turned coordinates, C turned too", error, 1e-10),
         *(
             # left out are terms of the relative orders δt/(γ λ_min) < 0.03 and √δt = 0.005, with
             # constants larger than 1: 4000 runs of each were within 2%, and 7% for the natural
@@ -208,15 +208,15 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
 
 CLAIM = Claim(
     name="invariance",
-    title="The way does not depend on the coordinates",
+    title="The path does not depend on the coordinates",
     where="Introduction",
     sentences=(
         "The natural gradient flow is the same whichever parameters describe the model, and so "
         "TANGO, which converges to it, does not depend on them in the limit δt → 0; plain "
         "gradient descent does. Here the Gaussian N(0, 1) becomes N(3, 1) in four systems of "
         "coordinates: two linear ones, with the mean and the logarithm of σ, then (μ, σ) and "
-        "the natural parameters of the exponential family. SGD takes four different ways; TANGO at "
-        "δt = 3·10⁻⁵ takes one.\n\n"
+        "the natural parameters of the exponential family. SGD takes four different paths; TANGO "
+        "at δt = 3·10⁻⁵ takes one.\n\n"
         "At a finite δt the invariance is not exact: runs have noise of the order √δt and a delay "
         "of the order δt/γ, which depends on the coordinates; both are computed and compared with "
         "what is measured. For linear changes of coordinates, φ = S θ, it is exact, to rounding "

@@ -118,8 +118,8 @@ CLAIM = Claim(
         "constant that a first-order expansion gives, whose main terms are proportional to 1/γ: "
         "velocities that settle slowly lag behind.\n\n"
         "The paper's proposition leaves out the factors 1-δt of TANGO. They cost nothing and, on "
-        "this model, make the error many times smaller: the damping δt/γ that they bring cancels "
-        "most of the lag."
+        "this model and for small δt, make the error many times smaller: the damping δt/γ that "
+        "they bring cancels most of the lag."
     ),
     measure=measure,
     draw=draw,

@@ -211,7 +211,7 @@ def measure(setting: Setting) -> Result:
     limits = [_limit(setting, i) for i in range(len(PRECONDITIONERS))]
     speeds = [_speed(setting, *choice) for choice in learned(setting)]
     verdicts: list[Verdict] = [
-        exact("preconditioned TANGO on θ less TANGO on C^-½ θ", error, 1e-10),
+        exact("preconditioned TANGO on θ minus TANGO on S⁻¹θ, C = S Sᵀ", error, 1e-10),
         *(
             # left out are terms of the relative orders δt/(γ λ_min) < 0.03 and √δt = 0.005, with
             # constants larger than 1: 4000 runs of each were within 2%
@@ -224,7 +224,7 @@ def measure(setting: Setting) -> Result:
         ),
         *(
             mean(runs["at_end"]).near(
-                f"excess loss, of the start's, after {runs['steps'][-1]} steps, {runs['name']}",
+                f"excess loss relative to the start, {runs['steps'][-1]} steps, {runs['name']}",
                 runs["expected"][-1],
             )
             for runs in speeds

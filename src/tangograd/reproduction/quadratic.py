@@ -200,7 +200,7 @@ def draw(data: dict[str, Any], figure: Figure) -> None:
     ):
         gap = np.array(data["gaps"][name])
         left.plot(np.linspace(0, 1, len(gap)), np.maximum(gap, 1e-17), color=colour, label=text)
-    left.set(yscale="log", ylim=(1e-18, 100), xlabel="part of the run", ylabel="largest |Δθ|",
+    left.set(yscale="log", ylim=(1e-18, 100), xlabel="fraction of the run", ylabel="largest |Δθ|",
              title="TANGO minus averaged SGD")  # fmt: skip
     left.legend(frameon=False, loc="center", bbox_to_anchor=(0.5, 0.52))
     model = data["gaussian"]

@@ -67,10 +67,6 @@ class Interval:
         """Expected not to be below a bound; fails when the whole interval is."""
         return self._verdict(what, f"≥ {bound:.4g}", self.high >= bound)
 
-    def between(self, what: str, low: float, high: float) -> Verdict:
-        """Expected in a range; fails when the whole interval is outside."""
-        return self._verdict(what, f"{low:.4g} … {high:.4g}", self.low <= high and self.high >= low)
-
     def _verdict(self, what: str, expected: str, holds: bool) -> Verdict:
         finite = bool(np.isfinite([self.estimate, self.low, self.high]).all())
         return Verdict(what, expected, self.estimate, self.low, self.high, self.n, holds and finite)

@@ -57,24 +57,6 @@ def linear(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True)
-def linear_expected(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """:func:`linear` with ỹ integrated out: ``g̃ g̃ᵀ = x xᵀ/σ²``."""
-    residual = _regression(theta, rng, constants, g_tilde)
-    for i in range(len(theta)):
-        g[i] = residual * g_tilde[i] / constants[1] ** 2
-        g_tilde[i] /= constants[1]
-
-
-@njit(cache=True)
-def linear_empirical(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """:func:`linear` with the data's own gradient as g̃: the "outer product" variant."""
-    residual = _regression(theta, rng, constants, g_tilde)
-    for i in range(len(theta)):
-        g[i] = residual * g_tilde[i] / constants[1] ** 2
-        g_tilde[i] = g[i]
-
-
-@njit(cache=True)
 def logistic(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
     """Logistic regression with independent Gaussian features; ``constants = [*scales, *truth]``."""
     d, eta, truth = len(theta), 0.0, 0.0
