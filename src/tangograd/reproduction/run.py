@@ -83,7 +83,10 @@ def _earlier(claim: Claim, output: Path, setting: Setting) -> Result | None:
         if same != (tangograd.__version__, setting.seed, setting.quick):
             return None
         (output / f"{claim.name}.png").stat()
-        rows = [{k: math.nan if x is None else x for k, x in v.items()} for v in kept["verdicts"]]
+        rows: list[dict[str, Any]] = [
+            {key: math.nan if x is None else x for key, x in verdict.items()}
+            for verdict in kept["verdicts"]
+        ]
         return Result([Verdict(**row) for row in rows], kept["data"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
