@@ -289,6 +289,19 @@ class TestGuard:
             rule.unstable(quotient=0.1, slope=1.0)
         assert rule.value == 1.0
 
+    def test_a_batch_may_not_promise_more_than_twice_the_loss(self):
+        """An outlier is taken with the γ at which γ ⟨r, C r⟩ is twice the loss."""
+        model, likelihood = nn.Linear(1, 1, bias=False), Gaussian()
+        nn.init.zeros_(model.weight)
+        optimizer = TANGO(model.parameters(), lr=0.0, preconditioner=None)
+        x = torch.ones(8, 1)
+        run(model, optimizer, likelihood, x, 0 * x, 8, 12)  # at rest, v = 0 and γ = 1
+        (loss,) = run(model, optimizer, likelihood, 10 * x, 30 * x, 8, 1)  # g = -300
+        gamma = optimizer.diagnostics()["gamma"]
+        assert gamma * 300**2 > 2 * loss > 0
+        v = optimizer.state[model.weight]["velocity"].item()
+        assert v == pytest.approx(-2 * loss / 300)
+
     def test_a_step_that_went_too_far_is_taken_back(self):
         """θ returns to where it was, v is dropped, and the event is counted."""
         torch.manual_seed(0)

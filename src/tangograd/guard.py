@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from torch import Tensor
+
 from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
 from tangograd.vectors import dot
@@ -38,6 +40,24 @@ def look(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tuple[float,
     change = max(moved * abs(slope), moved**2 * along) / scale  # along the last step, δt v
     unstable = [rule for rule in rules if rule.unstable(quotient, slope, change)]
     return quotient, {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
+
+
+def limited_gammas(
+    blocks: Sequence[Measurement], groups: Sequence[Group], C_brackets: Sequence[list[Tensor]]
+) -> dict[int, float]:
+    """γ of each rule, by its identity; for "auto", no batch may promise too much.
+
+    A step along ``Δ = C r`` promises to lower the loss by ``γ ⟨r, Δ⟩``. More than twice the loss
+    (or 2, if more) is not to be had: such an r is an outlier, and would throw v off.
+    """
+    gammas = {id(group.rule): group.rule.value for group in groups}
+    scale = max(abs(sum(block.loss for block in blocks)), 1.0)
+    for rule in autos([group.rule for group in groups]):
+        pairs = zip(groups, C_brackets, strict=True)
+        promise = sum(dot(group.bracket, Cr) for group, Cr in pairs if group.rule is rule)
+        if rule.value * promise > rule.PROMISE * scale:
+            gammas[id(rule)] = rule.PROMISE * scale / promise
+    return gammas
 
 
 def shorten(group: Group, best: float, moving: float) -> None:

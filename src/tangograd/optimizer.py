@@ -390,8 +390,8 @@ class TANGO(Optimizer):
         refreshing = any(block.pulled or block.replay for block in blocks)
 
         def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
-            values = {id(group.rule): group.rule.value for group in groups}
-            return values, [group.C.apply(group.bracket) for group in groups]
+            C_brackets = [group.C.apply(group.bracket) for group in groups]
+            return guard.limited_gammas(blocks, groups, C_brackets), C_brackets
 
         planned = None if refreshing and at_once else plan()
         if refreshing:

@@ -25,6 +25,9 @@ class Auto(GammaRule):
     These are averaged over refreshes. Every step shows the quotient ``q = vᵀF̂v / vᵀC⁻¹v`` for free,
     whose recent maximum caps γ too, at once: v does not grow along itself.
 
+    A batch whose step would promise to lower the loss by more than twice what there is of it (or 2,
+    if more) is an outlier, and is taken with a smaller γ.
+
     A **guard** steps in when q has jumped to twice its recent maximum, or when the slope ``⟨g, v⟩``
     has turned round to more than twice its recent maximum, and the loss changes noticeably along
     the last step in θ: that step was too long for the quadratic model, for F or g changed on the
@@ -37,8 +40,8 @@ class Auto(GammaRule):
     by at most a tenth a step.
 
     What a refresh measures acts from the next step on, so that γ does not depend on the batch it is
-    used for, and the fixed point of v stays unbiased. Only the quotient and the guard look at the
-    batch itself.
+    used for, and the fixed point of v stays unbiased. Only the quotient, the limit for outliers
+    and the guard look at the batch itself.
 
     Example:
         >>> rule = Auto()
@@ -68,6 +71,7 @@ class Auto(GammaRule):
 
     AVERAGING = 0.9  # of what refreshes measure
     SHARE = 0.1  # of the loss (or of 1, if more) that noise may cost
+    PROMISE = 2.0  # of the loss (or of 1, if more): no step may promise to lower it by more
     HARM = 0.001  # to the loss (or to 1, if more), by one step, that calls the guard
     MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
     FADING = 0.99  # of recent maxima, a step
@@ -121,7 +125,7 @@ class Auto(GammaRule):
             noise /= self.SHARE * max(abs(loss), 1.0)
             self.noise = max(noise, keep * self.noise + (1 - keep) * noise)
         if search is not None:
-            search = max(search, descent / (2 * max(abs(loss), 1.0)))
+            search = max(search, descent / (self.PROMISE * max(abs(loss), 1.0)))
             averaged = _between(search, self.search, keep)
             self.search = max(search, averaged) if early else averaged
         if cap is not None:
