@@ -295,7 +295,9 @@ class TestGuard:
         nn.init.zeros_(model.weight)
         optimizer = TANGO(model.parameters(), lr=0.0, preconditioner=None)
         x = torch.ones(8, 1)
-        run(model, optimizer, likelihood, x, 0 * x, 8, 12)  # at rest, v = 0 and γ = 1
+        run(model, optimizer, likelihood, x, x, 8, 12)
+        assert optimizer.diagnostics()["gamma"] == 1.0
+        optimizer.state[model.weight]["velocity"].zero_()  # so that the quotient says nothing
         (loss,) = run(model, optimizer, likelihood, 10 * x, 30 * x, 8, 1)  # g = -300
         gamma = optimizer.diagnostics()["gamma"]
         assert gamma * 300**2 > 2 * loss > 0
