@@ -16,8 +16,8 @@ to 0 linearly (``LinearLR``)       0.231      14
 to 0 (``CosineAnnealingLR``)       0.231      13
 =================================  =========  ========
 
-So where the length of the run is known, a schedule that ends at 0 is better still. The classifier is
-still learning when averaging begins, after 100 steps, and pays for it: there, give ``constant``.
+So where the length of the run is known, a schedule that ends at 0 is better still. The classifier
+is still learning when averaging begins, after 100 steps, and pays for it: there, give ``constant``.
 Any scheduler of torch works as well: δt is the ``lr`` of each group.
 """
 
