@@ -23,7 +23,7 @@ section { border-top: 1px solid #ccc; margin-top: 2.2rem; padding-top: 1.2rem; }
 img { display: block; width: 100%; height: auto; }
 .where { color: #595959; margin: 0; }
 .holds, .fails { font-weight: 600; white-space: nowrap; }
-.holds { color: #00634a; } .fails { color: #a33a00; }
+.holds { color: #00634a; } .fails, .missing { color: #a33a00; }
 table { width: 100%; border-collapse: collapse; font-size: .92rem; }
 th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px solid #e5e5e5;
          vertical-align: top; }
@@ -83,7 +83,7 @@ def render(
         f"({escape(claim.where)}): {_verdict(result.holds)}</li>"
         for claim, result, _ in sections
     )
-    missing = f'<p class="fails">Not measured (yet): {escape("; ".join(left))}.</p>' if left else ""
+    missing = f'<p class="missing">Not measured (yet): {escape("; ".join(left))}.</p>' if left else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
