@@ -83,7 +83,9 @@ def render(
         f"({escape(claim.where)}): {_verdict(result.holds)}</li>"
         for claim, result, _ in sections
     )
-    missing = f'<p class="missing">Not measured (yet): {escape("; ".join(left))}.</p>' if left else ""
+    missing = (
+        f'<p class="missing">Not measured (yet): {escape("; ".join(left))}.</p>' if left else ""
+    )
     return f"""<!doctype html>
 <html lang="en">
 <head>
