@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
+from numpy.typing import ArrayLike
 from scipy.stats import chi2
 
 from tangograd.reproduction.base import (
@@ -78,6 +79,25 @@ class Example:
     constants: tuple[float, ...]
     pseudo_gradients: Callable[[np.random.Generator, int], Array]
 
+    def run(
+        self, gamma: float, steps: int, rng: np.random.Generator, v: ArrayLike, records: int = 1
+    ) -> Array:
+        """The velocity of TANGO at a fixed θ and δt = 0, started at v."""
+        return finite(
+            tango(
+                chosen,
+                self.theta,
+                gamma=gamma,
+                dt=0.0,
+                steps=steps,
+                rng=rng,
+                constants=self.constants,
+                v=v,
+                frozen=True,
+                records=records,
+            ).v
+        )
+
 
 def _scores(rng: np.random.Generator, n: int) -> Array:
     z = rng.standard_normal(n)
@@ -141,19 +161,8 @@ def _squares(example: Example, gamma: float, steps: int, rng: np.random.Generato
     """``‖v-m‖²/‖m‖²`` along a run at a fixed θ, started at m and after a tenth of the run."""
     m = example.law.limit(gamma)
     records = min(steps, 10_000)
-    run = tango(
-        chosen,
-        example.theta,
-        gamma=gamma,
-        dt=0.0,
-        steps=steps,
-        rng=rng,
-        constants=example.constants,
-        v=m,
-        frozen=True,
-        records=records,
-    )
-    return np.asarray(((finite(run.v[records // 10 :]) - m) ** 2).sum(1) / (m @ m))
+    v = example.run(gamma, steps, rng, m, records)[records // 10 :]
+    return np.asarray(((v - m) ** 2).sum(1) / (m @ m))
 
 
 def _average(
@@ -171,19 +180,8 @@ def _meet(example: Example, gamma: float, steps: int, rng: np.random.Generator) 
     state, ends = rng.bit_generator.state, []
     for start in ([0.0, 0.0], [1.0, 1.0]):
         rng.bit_generator.state = state
-        run = tango(
-            chosen,
-            example.theta,
-            gamma=gamma,
-            dt=0.0,
-            steps=steps,
-            rng=rng,
-            constants=example.constants,
-            v=start,
-            frozen=True,
-        )
-        ends.append(run.v[-1])
-    return bool(np.linalg.norm(finite(ends[1]) - finite(ends[0])) < 1e-6)
+        ends.append(example.run(gamma, steps, rng, start)[-1])
+    return bool(np.linalg.norm(ends[1] - ends[0]) < 1e-6)
 
 
 def _running_max(example: Example, rng: np.random.Generator) -> float:
