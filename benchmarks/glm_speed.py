@@ -1,0 +1,290 @@
+"""One pass beside X @ β and beside other programs: seconds, and accuracy beside every time.
+
+``rivals``: logistic regression on 10⁶×50 float64 in memory, features independent and scaled
+10⁻³…10³, all in one process on one core. Seconds are those of the fit alone, medians where
+repeated; compilation is done before, and reported. The ratio is 1 + (squared Fisher distance to the
+maximum-likelihood estimate)/(d/n), of which 1 is maximum likelihood. Vowpal Wabbit reads its own
+text format: given are the pass over the text (parsing included) and over the binary cache that it
+makes of the text, which is the fairest to it; writing the text is reported, and in neither. Beside
+its defaults stands ``--power_t 0.75``, the best of seven settings tried on 5·10⁴×20 independent
+features (seed 0): a choice in its favour, which TANGO is not given.
+
+``linear``: seconds of a pass against n·d, and against the non-zeros of CSR, with a picture.
+
+    python benchmarks/glm_speed.py [rivals] [linear] [--rows 1000000] [--columns 50]
+        [--without statsmodels,lbfgs] [--plot]
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))  # before NumPy
+os.environ.update(NUMBA_NUM_THREADS="1", NUMBA_CACHE_DIR=tempfile.mkdtemp())  # compile anew
+
+import glm_rivals
+import numpy as np
+from glm_cases import set_buffer, simulate
+from glm_families import Array, Logit
+from glm_oracle import Matrix, maximum_likelihood, ratio
+from glm_results import FOLDER, Results, Row, machine
+from glm_rivals import Found, timed
+from scipy import sparse
+from threadpoolctl import threadpool_limits
+
+RESULTS = FOLDER / "glm_speed.json"
+KEY = ("part", "features", "method", "rows", "columns", "entries")
+GRID = [
+    (n, d) for n in (50_000, 100_000, 200_000, 500_000, 1_000_000) for d in (10, 20, 50, 100, 200)
+]
+SPARSE = [
+    (n, d, density)
+    for n, d, densities in (
+        (250_000, 200, (0.01, 0.05, 0.2)),
+        (1_000_000, 200, (0.01, 0.03, 0.1, 0.2)),
+        (250_000, 1000, (0.01, 0.03, 0.1)),
+        (1_000_000, 1000, (0.01, 0.02, 0.04)),
+    )
+    for density in densities
+]
+
+
+def tango(X: Matrix, y: Array, covariance: str | None) -> Found:
+    """One pass with default settings."""
+    from tangograd.glm import TangoClassifier
+
+    return glm_rivals.scikit(TangoClassifier(covariance=covariance, random_state=0), X, y)
+
+
+@contextmanager
+def holding(size: int) -> Iterator[None]:
+    """Let the estimators hold so many bytes of rows."""
+    kept = set_buffer(None)
+    set_buffer(size)
+    try:
+        yield
+    finally:
+        set_buffer(kept)
+
+
+def compile_all() -> dict[str, float]:
+    """Fit small data in every way that is timed later; the seconds of first and second fits."""
+    X, y, _ = simulate(Logit(), "independent", 5000, 5, seed=1)
+    S, z, _ = simulate(Logit(), "sparse", 5000, 20, seed=1, storage="csr")
+    seconds = {}
+    with holding(20_000):
+        for kind, data in (("dense", (X, y)), ("csr", (S, z))):
+            for covariance in (None, "auto"):
+                for which in ("first", "next"):
+                    start = time.perf_counter()
+                    tango(*data, covariance)
+                    passed = round(time.perf_counter() - start, 4)
+                    seconds[f"{kind}, covariance={covariance}, {which} fit"] = passed
+    for data in ((X, y), (S, z)):
+        tango(*data, None)
+    return seconds
+
+
+def repeat(times: int, fit: Callable[[], Found]) -> tuple[Array, list[float]]:
+    found = [fit() for _ in range(times)]
+    return found[-1][0], [seconds for _, seconds in found]
+
+
+def product(X: Array, beta: Array) -> tuple[Array, list[float]]:
+    times = [timed(lambda: X @ beta)[1] for _ in range(8)]
+    return beta, times[1:]
+
+
+def methods(X: Array, y: Array, folder: Path) -> Iterator[tuple[str, Callable[[], Any], str]]:
+    """Name, how to run it (coefficients, list of seconds), and a note."""
+    d, text = X.shape[1], folder / "data.vw"
+    yield "TANGO, covariance=None", lambda: repeat(5, lambda: tango(X, y, None)), ""
+    yield 'TANGO, covariance="auto"', lambda: repeat(3, lambda: tango(X, y, "auto")), ""
+    yield "SGDClassifier", lambda: repeat(3, lambda: glm_rivals.sgd(X, y)), "average, one pass"
+    _, writing = timed(lambda: glm_rivals.write_vw(text, X, y))
+    for settings in ("", "--power_t 0.75"):
+        name = f"Vowpal Wabbit {settings}".strip()
+        text.with_suffix(".cache").unlink(missing_ok=True)
+        note = (
+            f"from text, which took {writing:.1f} s to write ({text.stat().st_size / 1e6:.0f} MB)"
+        )
+
+        def run(settings: str = settings) -> tuple[Array, list[float]]:
+            return repeat(1, lambda: glm_rivals.vowpal_wabbit(text, d, settings))
+
+        yield f"{name}, text", run, note
+        yield f"{name}, cache", run, "from its binary cache"
+    yield "glum", lambda: repeat(3, lambda: glm_rivals.glum(X, y)), "maximum likelihood"
+    yield "LogisticRegression", lambda: repeat(1, lambda: glm_rivals.lbfgs(X, y)), "lbfgs, C=inf"
+    yield "statsmodels", lambda: repeat(1, lambda: glm_rivals.statsmodels(X, y)), "GLM, IRLS"
+
+
+def rivals(options: argparse.Namespace, results: Results) -> None:
+    n, d = options.rows, options.columns
+    without = [name.strip().lower() for name in options.without.split(",") if name]
+    for features in ("independent", "scaled"):
+        X, y, _ = simulate(Logit(), features, n, d, options.seed)
+        best = maximum_likelihood(X, y, Logit())
+        print(f"\n{features}, {n} x {d}\n{'':38}{'seconds':>9}{'to TANGO':>10}{'ratio':>12}")
+        common = {"part": "rivals", "features": features, "rows": n, "columns": d, "entries": n * d}
+        ours = product_seconds = float("nan")
+        with tempfile.TemporaryDirectory() as folder:
+            every = [("X @ β", lambda: product(X, best.theta[1:]), "median of 7")]  # noqa: B023
+            for name, run, note in (*every, *methods(X, y, Path(folder))):
+                if any(name.lower().startswith(word) for word in without):
+                    continue
+                theta, seconds = run()
+                middle = statistics.median(seconds)
+                if name == "X @ β":
+                    product_seconds = middle
+                if name == "TANGO, covariance=None":
+                    ours = middle
+                row: Row = common | {
+                    "method": name,
+                    "seconds": middle,
+                    "all_seconds": seconds,
+                    "ratio": ratio(theta, best, X, Logit()) if len(theta) == d + 1 else None,
+                    "times_product": middle / product_seconds,
+                    "times_tango": None if np.isnan(ours) else middle / ours,
+                    "note": note,
+                }
+                results.add([row])
+                _print(row)
+        print(f"TANGO is {ours / product_seconds:.2f} times X @ β (goal: at most 6)")
+
+
+def _print(row: Row) -> None:
+    times = "" if row["times_tango"] is None else f"{row['times_tango']:.2f}"
+    accuracy = "" if row["ratio"] is None else f"{row['ratio']:.4g}"
+    print(
+        f"{row['method']:38}{row['seconds']:9.4f}{times:>10}{accuracy:>12}  {row['note']}",
+        flush=True,
+    )
+
+
+def linear(options: argparse.Namespace, results: Results) -> None:
+    buffer = set_buffer(None)
+
+    def record(features: str, X: Matrix, y: Array, entries: int, size: int) -> None:
+        _, times = repeat(3, lambda: tango(X, y, None))
+        row = {
+            "part": "linear",
+            "features": features,
+            "method": "TANGO, covariance=None",
+            "rows": X.shape[0],
+            "columns": X.shape[1],
+            "entries": entries,
+            "streamed": size > buffer,
+            "seconds": min(times),
+            "all_seconds": times,
+        }
+        results.add([row])
+        print(
+            f"{features:8}{X.shape!s:>16}{entries:>12}{'' if row['streamed'] else ' held':6}"
+            f"{min(times):9.4f} s{1e9 * min(times) / entries:8.2f} ns an entry",
+            flush=True,
+        )
+
+    for n, d in GRID:
+        if n <= options.rows:
+            X, y, _ = simulate(Logit(), "scaled", n, d, options.seed)
+            record("scaled", X, y, n * d, X.nbytes)
+    for n, d, density in SPARSE:
+        if n <= options.rows:
+            S, y = zero_one(n, d, density, options.seed)
+            record("csr", S, y, S.nnz, 12 * S.nnz)
+    plot(results.rows)
+
+
+def zero_one(n: int, d: int, density: float, seed: int) -> tuple[sparse.csr_matrix, Array]:
+    """Columns of 0 and 1 at this density, and a target of either class."""
+    rng = np.random.default_rng([seed, n, d])
+    parts = []
+    for start in range(0, n, 8192):
+        chosen = rng.random((min(8192, n - start), d), np.float32) < density
+        parts.append(sparse.csr_matrix(chosen, dtype=np.float64))
+    S = sparse.vstack(parts, format="csr")
+    theta = rng.standard_normal(d) / np.sqrt(d * density)
+    return S, Logit().sample(rng, (S @ theta)[:, None])
+
+
+def plot(rows: list[Row]) -> None:
+    """Seconds against entries, dense and CSR, with the line through the streamed fits."""
+    import matplotlib
+
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    rows = [row for row in rows if row["part"] == "linear"]
+    figure, panels = plt.subplots(1, 2, figsize=(9, 4), layout="constrained")
+    for axes, features, label in zip(
+        panels, ("scaled", "csr"), ("dense: rows · columns", "CSR: non-zeros"), strict=True
+    ):
+        some = [row for row in rows if row["features"] == features]
+        for number, columns in enumerate(sorted({row["columns"] for row in some})):
+            for streamed in (False, True):
+                of = [r for r in some if (r["columns"], r["streamed"]) == (columns, streamed)]
+                axes.loglog(
+                    [row["entries"] for row in of],
+                    [row["seconds"] for row in of],
+                    "o",
+                    color=f"C{number}",
+                    markerfacecolor=None if streamed else "none",
+                    label=f"{columns} columns" if streamed else None,
+                )
+        axes.plot([], [], "o", color="gray", markerfacecolor="none", label="held, to convergence")
+        streamed = [row for row in some if row["streamed"]]
+        if len(streamed) > 1:
+            x = np.log([row["entries"] for row in streamed])
+            t = np.log([row["seconds"] for row in streamed])
+            slope, middle = np.polyfit(x, t, 1)[0], np.mean(t - x)
+            ends = np.array([x.min(), x.max()])
+            axes.loglog(np.exp(ends), np.exp(ends + middle), "k-", lw=1, label="slope 1")
+            axes.set_title(f"streamed: slope {slope:.2f}, {1e9 * np.exp(middle):.1f} ns an entry")
+            print(f"{features}: slope {slope:.3f}, {1e9 * np.exp(middle):.2f} ns an entry")
+        axes.set_xlabel(label)
+        axes.set_ylabel("seconds of a pass")
+        axes.legend(fontsize="small")
+        axes.grid(alpha=0.3)
+    path = RESULTS.with_suffix(".png")
+    figure.savefig(path, dpi=120)
+    print(f"picture: {path}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("parts", nargs="*", choices=["rivals", "linear", []], default=[])
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--columns", type=int, default=50)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--without", default="", help="beginnings of the names of rivals")
+    parser.add_argument("--results", type=Path, default=RESULTS)
+    parser.add_argument("--plot", action="store_true", help="only draw the picture anew")
+    options = parser.parse_args()
+    facts = machine("glum", "statsmodels", "vowpalwabbit", "threadpoolctl")
+    facts |= {"threads": 1, "seed": options.seed, "run": time.strftime("%Y-%m-%d %H:%M")}
+    results = Results(options.results, KEY, facts)
+    if options.plot:
+        plot(results.rows)
+        return
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})  # one core for everyone
+    with threadpool_limits(1):
+        facts["compilation_seconds"] = compile_all()
+        print(facts["compilation_seconds"])
+        for part in options.parts or ["rivals", "linear"]:
+            {"rivals": rivals, "linear": linear}[part](options, results)
+    shutil.rmtree(os.environ["NUMBA_CACHE_DIR"])
+    print(f"raw results: {options.results}")
+
+
+if __name__ == "__main__":
+    main()

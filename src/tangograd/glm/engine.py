@@ -1,0 +1,435 @@
+"""One pass over rows that need not fit in memory: buffer, start, stream, covariance."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.errors import DataError
+from tangograd.glm.families import Family
+from tangograd.glm.fitted import Fitted
+from tangograd.glm.newton import DENSE, Objective, Solution, converge, means, solve
+from tangograd.glm.precision import Precision
+from tangograd.glm.rows import Rows, blocks, together
+from tangograd.glm.sums import Sums
+from tangograd.glm.tally import Tally
+from tangograd.glm.watch import Watch
+from tangograd.stream import glm as kernel
+
+Array = NDArray[np.float64]
+
+#: rows are kept in memory up to this; fewer are fit to convergence
+BUFFER_BYTES = 64_000_000
+#: the stream starts from Fisher scoring on max(START_ROWS, START_ROWS_EACH * d) of them
+START_ROWS = 10_000
+START_ROWS_EACH = 50
+#: sums run over blocks of so many rows at most, whatever the chunks that rows come in
+BLOCK_ROWS = 4096
+BLOCK_BYTES = 8_000_000
+#: covariance="auto" is full up to so many coefficients
+FULL_COVARIANCE = 500
+#: c of γ = c/√(A k), over the root of mean(1/λ)/4; a little more suits slow directions
+EAGERNESS = 1.5
+#: mean(1/λ) where the start did not form the Fisher matrix
+UNKNOWN_CONDITION = 4.0
+POLISH_PASSES = 3
+POLISHED = 0.01
+
+
+class OnePass:
+    """A generalised linear model that learns from rows as they come.
+
+    Up to ``BUFFER_BYTES`` of rows are kept, and their maximum-likelihood estimate is the result if
+    no more come. Otherwise Fisher scoring on the first of them starts TANGO, which then sees each
+    row once (:mod:`tangograd.stream.glm`). The result depends on the rows and their order alone, not
+    on how they were cut into chunks, to the last bit.
+
+    Args:
+        family: the family.
+        columns: features of a row.
+        classes: how many, for a multinomial family.
+        alpha: the penalty α of ``mean loss + α/2 ‖coefficients‖²``.
+        intercept: fit one.
+        fisher: ``"expected"``, or ``"sampled"`` for the paper's pseudo-samples.
+        covariance: ``"auto"``, ``"full"``, ``"diagonal"`` or None.
+        seed: of the pseudo-samples.
+
+    Example:
+        >>> import numpy as np
+        >>> from tangograd.glm.families import family
+        >>> rng = np.random.default_rng(0)
+        >>> x = rng.normal(size=(1000, 2))
+        >>> model = OnePass(family("poisson"), 2)
+        >>> model.feed(x, rng.poisson(np.exp(x @ [0.5, -0.5] + 1)))
+        >>> model.coefficients().round(1)
+        array([[ 0.5, -0.5,  1. ]])
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        columns: int,
+        *,
+        classes: int = 2,
+        alpha: float = 0.0,
+        intercept: bool = True,
+        fisher: str = "expected",
+        covariance: str | None = "auto",
+        seed: int | np.random.Generator | None = None,
+    ) -> None:
+        self.family, self.columns = family, columns
+        self.outputs = classes - 1 if family.code == kernel.MULTINOMIAL else 1
+        self.alpha, self.intercept = alpha, intercept
+        self.sampled = fisher == "sampled"
+        self.rng = np.random.default_rng(seed)
+        self.covariance = covariance
+        self.streaming = False
+        self.passes = 1
+        self.block_rows = 0
+        self.buffer: list[Rows] = []
+        self.pending: list[Rows] = []
+        self.tally = Tally(family, self.outputs + 1)
+        self.watch = Watch(columns)
+        self.sums: Sums | None = None
+        self.polished: Solution | None = None
+        self._solution: Solution | None = None
+        size = columns + 1
+        self.m = np.zeros(columns)
+        self.theta, self.v, self.C, self.S = (np.zeros((self.outputs, size)) for _ in range(4))
+        self.scalars = np.zeros(kernel.SCALARS)
+        self.start_rows = 0
+        self.start_gamma = 0.0
+
+    @property
+    def kind(self) -> str:
+        """Of the covariance: "full", "diagonal" or "none"."""
+        if self.covariance is None:
+            return "none"
+        if self.covariance == "auto":
+            return "full" if self.theta.size <= FULL_COVARIANCE else "diagonal"
+        return self.covariance
+
+    # --- learning
+
+    def feed(
+        self, X: object, y: Array, weights: Array | None = None, offset: Array | None = None
+    ) -> None:
+        """Learn from rows: X of shape (n, columns) dense or CSR, y of shape (n,)."""
+        n = len(y)
+        y = np.ascontiguousarray(y, dtype=np.float64)
+        w = np.ones(n) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
+        shift = np.zeros(n) if offset is None else np.ascontiguousarray(offset, dtype=np.float64)
+        self.feed_rows(Rows(X, y, w, shift))
+
+    def feed_rows(self, rows: Rows) -> None:
+        """The same."""
+        if len(rows) and not rows.w.all():
+            rows = rows.take(np.flatnonzero(rows.w))
+        if not len(rows):
+            return
+        self._solution = self.polished = None
+        if not self.block_rows:
+            self.block_rows = _block_rows(rows)
+        waiting = sum(len(part) for part in self.pending)
+        for block in blocks(rows, self.block_rows, self.block_rows - waiting):
+            self.pending.append(block)
+            if sum(len(part) for part in self.pending) == self.block_rows:
+                self._flush()
+
+    def _flush(self) -> None:
+        """Take in the pending rows as a block."""
+        block = together(self.pending)
+        self.pending = []
+        self.watch.see(block)
+        if self.streaming:
+            self._stream(block)
+            return
+        self.buffer.append(block)
+        if sum(block.bytes for block in self.buffer) > BUFFER_BYTES:
+            self._start()
+
+    def _start(self) -> None:
+        """Fisher scoring on the first rows of the buffer; TANGO on the others."""
+        wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
+        first: list[Rows] = []
+        while self.buffer and sum(len(block) for block in first) < wanted:
+            first.append(self.buffer.pop(0))
+        objective = self._objective(first)
+        theta = self._null(first)
+        for rows in _doubling(first):
+            theta = converge(self._objective(rows, objective.m), theta, 1e-2, 20).theta
+        found = converge(objective, theta, 1e-2, 20)
+        self.m, self.theta = objective.m, found.theta
+        self._prepare(objective, found)
+        self.tally.add(first, found.loss, found.pearson)
+        self.streaming = True
+        rest, self.buffer = self.buffer, []
+        for block in rest:
+            self._stream(block)
+
+    def _prepare(self, objective: Objective, found: Solution) -> None:
+        """The state of the stream after the rows that started it."""
+        scalars, sums = self.scalars, found.sums
+        n = sum(len(block) for block in objective.blocks)
+        diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
+        self.S[:] = diagonal.reshape(self.S.shape)
+        self.S[self.S <= 1e-12 * n * np.finfo(float).eps] = 0.0
+        condition = UNKNOWN_CONDITION
+        if sums.full:
+            condition = _condition(objective.curvature(sums.fisher))
+        scalars[kernel.CONSTANT] = EAGERNESS * math.sqrt(condition / 4)
+        scalars[kernel.ROWS] = n
+        scalars[kernel.DT] = 1 / n
+        scalars[kernel.WEIGHT] = objective.weight
+        scalars[kernel.LOSS] = found.loss
+        scalars[kernel.PEARSON] = found.pearson
+        q = self._leverages(objective)
+        scalars[kernel.Q], scalars[kernel.Q2] = q.sum(), q @ q
+        scalars[kernel.SCALE] = 1.0
+        scalars[kernel.INTERCEPT] = float(self.intercept)
+        kernel.renew(scalars, self.S, self.C, self.alpha)
+        self.start_rows, self.start_gamma = n, float(scalars[kernel.GAMMA])
+        if self.kind != "none":
+            if self.kind == "full" and sums.full:
+                self.sums = sums
+            else:
+                self.sums = objective.sums(found.theta, full=self.kind == "full")[2]
+            self.sums.gradient[:] = 0.0
+
+    def _leverages(self, objective: Objective) -> Array:
+        """q of the rows that started the stream."""
+        from tangograd.glm.sums import respond
+
+        n = sum(len(block) for block in objective.blocks)
+        C = np.where(self.S > 0, n / np.where(self.S > 0, self.S, 1.0), 0.0)
+        result = []
+        for block in objective.blocks:
+            _, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
+            x = block.centred(self.m, self.intercept)
+            result.append(block.w * np.einsum("nii,ni->n", f, (x * x) @ C.T))
+        return np.concatenate(result)
+
+    def _stream(self, block: Rows) -> None:
+        """TANGO on one block."""
+        n, k = len(block), self.outputs
+        keeping = self.sums is not None
+        scores = np.empty((n if keeping else 0, k))
+        fishers = np.empty((n if keeping else 0, k, k))
+        loss, pearson = self.scalars[kernel.LOSS], self.scalars[kernel.PEARSON]
+        step(self, block, scores, fishers)
+        if not np.isfinite(self.theta).all():
+            raise DataError(
+                "the coefficients became infinite; look for extreme values in the features"
+            )
+        if self.sums is not None:
+            self.sums.add(block, self.m, scores, fishers, self.intercept)
+        self.tally.add(
+            [block], self.scalars[kernel.LOSS] - loss, self.scalars[kernel.PEARSON] - pearson
+        )
+
+    def rewind(self) -> None:
+        """Another pass over the same rows begins: TANGO goes on, the tallies begin anew."""
+        if self.pending:
+            self._flush()
+        self.passes += 1
+        if not self.streaming:
+            raise DataError("rows in memory are fit to convergence: further passes change nothing")
+        self.tally = Tally(self.family, self.outputs + 1)
+        if self.sums is not None:
+            self.sums = Sums(self.outputs, self.columns + 1, self.sums.full)
+
+    def grow(self, columns: int) -> None:
+        """More columns, after those known; their coefficients begin at 0."""
+        extra = columns - self.columns
+        if extra <= 0:
+            return
+        for name in ("theta", "v", "C", "S"):
+            setattr(self, name, np.insert(getattr(self, name), [self.columns] * extra, 0.0, axis=1))
+        self.m = np.r_[self.m, np.zeros(extra)]
+        self.columns = columns
+        self.watch.grow(columns)
+        if self.sums is not None:
+            self.sums.grow(columns + 1)
+
+    # --- results
+
+    def _objective(self, rows: list[Rows], m: Array | None = None) -> Objective:
+        if m is None:
+            m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
+        return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha)
+
+    def _null(self, rows: list[Rows]) -> Array:
+        """θ of the model with an intercept alone."""
+        theta = np.zeros((self.outputs, self.columns + 1))
+        if not self.intercept:
+            return theta
+        weight = sum(float(block.w.sum()) for block in rows)
+        if self.family.code == kernel.MULTINOMIAL:
+            counts = np.zeros(self.outputs + 1)
+            for block in rows:
+                counts += np.bincount(block.y.astype(np.int64), block.w, len(counts))
+            shares = np.maximum(counts, 0.5)
+            theta[:, -1] = np.log(shares[1:] / shares[0])
+        else:
+            mean = sum(float(block.w @ block.y) for block in rows) / weight
+            shift = sum(float(block.w @ block.offset) for block in rows) / weight
+            theta[0, -1] = self.family.predictor(mean) - shift
+        return theta
+
+    def settled_tally(self, found: Solution) -> Tally:
+        """The tally, made from the rows in memory where they are."""
+        if self.streaming:
+            return self.tally
+        tally = Tally(self.family, self.outputs + 1)
+        tally.add(self.buffer, found.loss, found.pearson)
+        return tally
+
+    def settled(self) -> OnePass:
+        """This with no rows pending; a copy if there are."""
+        if not self.pending:
+            return self
+        other = copy.copy(self)
+        if not self.streaming:
+            other.buffer = list(self.buffer)
+            other.watch = copy.deepcopy(self.watch)
+        else:
+            other = copy.deepcopy(self)
+        other._flush()
+        return other
+
+    def solution(self) -> Solution:
+        """The estimates with their sums, in centred coordinates."""
+        if self.polished is not None:
+            return self.polished
+        if self._solution is None:
+            self._solution = self.settled()._solve()
+        return self._solution
+
+    def _solve(self) -> Solution:
+        if not self.streaming:
+            if not self.buffer:
+                raise DataError("there are no rows to learn from")
+            objective = self._objective(self.buffer)
+            return converge(objective, self._null(self.buffer))
+        sums = self.sums or Sums(self.outputs, self.columns + 1, full=False)
+        return Solution(
+            self.theta, self.tally.loss, self.tally.pearson, sums, False, self.m
+        )
+
+    def coefficients(self) -> Array:
+        """Shape (outputs, columns + 1), the intercept last."""
+        found = self.solution()
+        theta = found.theta.copy()
+        if self.intercept:
+            theta[:, -1] -= theta[:, :-1] @ found.m
+        return theta
+
+    def polish(self, again: Callable[[], Iterable[Rows]]) -> None:
+        """Newton steps on whole passes, until one is worth less than 0.01 standard errors."""
+        if not self.streaming:
+            return
+        if self.pending:
+            self._flush()
+        if self.theta.size > DENSE:
+            raise DataError(
+                f"polishing forms the Fisher matrix, for at most {DENSE} coefficients; there are "
+                f"{self.theta.size}: use more passes instead"
+            )
+        theta = self.theta
+        for _ in range(POLISH_PASSES):
+            self.passes += 1
+            sums = Sums(self.outputs, self.columns + 1, full=True)
+            tally = Tally(self.family, self.outputs + 1)
+            loss, pearson, weight = 0.0, 0.0, 0.0
+            objective = None
+            for rows in _even(again(), self.block_rows):
+                objective = self._objective([rows], self.m)
+                here, s2, part = objective.sums(theta, full=True)
+                loss, pearson, weight = loss + here, pearson + s2, weight + objective.weight
+                sums.include(part)
+                tally.add([rows], here, s2)
+            if objective is None:
+                raise DataError("the second reading of the data had no rows")
+            objective.weight, objective.ridge = weight, np.zeros(self.columns + 1)
+            g = sums.gradient + objective.pull(theta).ravel()
+            H = objective.curvature(sums.fisher)
+            move = solve(H, g)
+            dispersion = pearson / weight if self.family.free_dispersion else 1.0
+            implied = math.sqrt(max(float(g @ move), 0.0) / max(dispersion, 1e-300))
+            theta = theta - move.reshape(theta.shape)
+            self.tally = tally
+            self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, self.m)
+            if implied < POLISHED:
+                break
+
+    def fitted(self, names: tuple[str, ...] | None = None, labels: tuple | None = None) -> Fitted:
+        """Everything that is known at the end; names of the columns without the intercept."""
+        here = self.settled()
+        found = self.solution()
+        names = names or tuple(f"x{i}" for i in range(here.columns))
+        return Precision(here, found).fitted(names, labels)
+
+
+def step(model: OnePass, block: Rows, scores: Array, fishers: Array) -> None:
+    """Call the compiled kernel that suits the block."""
+    order = np.arange(len(block))
+    family = (model.family.code, model.family.parameter)
+    rest = (
+        block.y, block.w, block.offset, order, model.m, model.theta, model.v, model.C, model.S,
+        model.scalars, model.alpha, model.sampled, model.rng, scores, fishers,
+    )  # fmt: skip
+    X = block.X
+    if hasattr(X, "indptr"):
+        kernel.sparse_rows(*family, X.data, X.indices, X.indptr, *rest)
+        return
+    if X.shape[1] < model.columns:
+        X = np.pad(X, ((0, 0), (0, model.columns - X.shape[1])))
+    if model.outputs > 1 or model.family.code == kernel.MULTINOMIAL:
+        kernel.dense_rows(*family, X, *rest)
+        return
+    flat = [a[0] if a is not None and np.ndim(a) == 2 and i < 9 else a for i, a in enumerate(rest)]
+    kernel.single_rows(*family, X, *flat)
+
+
+def _block_rows(rows: Rows) -> int:
+    """A power of two, by the width of the first rows alone."""
+    if hasattr(rows.X, "indptr"):
+        return BLOCK_ROWS
+    fit = max(BLOCK_BYTES // (8 * max(rows.X.shape[1], 1)), 16)
+    return int(min(BLOCK_ROWS, 2 ** int(math.log2(fit))))
+
+
+def _doubling(rows: list[Rows]) -> list[list[Rows]]:
+    """A part of the rows to begin with, as most steps need no more."""
+    return [rows[:1]] if len(rows) > 1 else []
+
+
+def _condition(H: Array) -> float:
+    """mean(1/λ) of the Fisher matrix scaled to diagonal 1."""
+    diagonal = np.diag(H)
+    here = diagonal > 0
+    scale = 1 / np.sqrt(diagonal[here])
+    R = H[np.ix_(here, here)] * scale[:, None] * scale
+    values = np.linalg.eigvalsh(R)
+    return float(np.mean(1 / np.maximum(values, 1e-6)))
+
+
+def _even(parts: Iterable[Rows], size: int) -> Iterable[Rows]:
+    """The same rows in blocks of one size."""
+    held: list[Rows] = []
+    waiting = 0
+    for part in parts:
+        if len(part) and not part.w.all():
+            part = part.take(np.flatnonzero(part.w))
+        for block in blocks(part, size, size - waiting):
+            held.append(block)
+            waiting += len(block)
+            if waiting == size:
+                yield together(held)
+                held, waiting = [], 0
+    if held:
+        yield together(held)

@@ -1,0 +1,206 @@
+"""Maximum likelihood on rows in memory, by Fisher scoring."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import scipy.linalg
+import scipy.optimize
+from numpy.typing import NDArray
+
+from tangograd.glm.families import Family
+from tangograd.glm.rows import Rows
+from tangograd.glm.sums import Sums, respond, weighted_squares
+from tangograd.stream.glm import MULTINOMIAL
+
+Array = NDArray[np.float64]
+
+#: a ridge on standardised coefficients, so that separated or dependent columns have a solution
+RIDGE = 1e-8
+#: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
+DENSE = 1500
+
+
+class Solution(NamedTuple):
+    """Where Fisher scoring ended.
+
+    Attributes:
+        theta: shape (outputs, d + 1), for centred columns, the intercept last.
+        loss: Σ w loss.
+        pearson: Σ w s²/f.
+        sums: at theta; without matrices where there are too many coefficients.
+        converged: the last step was negligible.
+        m: what the columns are centred at.
+    """
+
+    theta: Array
+    loss: float
+    pearson: float
+    sums: Sums
+    converged: bool
+    m: Array
+
+
+class Objective:
+    """The penalised loss of some rows, its gradient and Fisher matrix.
+
+    Args:
+        family: the family.
+        blocks: the rows.
+        m: what the columns are centred at, shape (d,).
+        outputs: linear predictors.
+        intercept: there is one.
+        alpha: the penalty on the mean loss, α/2 ‖θ‖² without intercepts.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        blocks: Sequence[Rows],
+        m: Array,
+        outputs: int,
+        intercept: bool,
+        alpha: float,
+    ) -> None:
+        self.family, self.blocks, self.m = family, blocks, m
+        self.outputs, self.intercept, self.alpha = outputs, intercept, alpha
+        self.size = len(m) + 1
+        self.weight = float(sum(block.w.sum() for block in blocks))
+        self.spread = sum(weighted_squares(block.X, m, block.w) for block in blocks)
+        self.ridge = np.r_[RIDGE * np.asarray(self.spread)[:-1], 0.0]
+
+    def predictors(self, block: Rows, theta: Array) -> Array:
+        """η, shape (n, outputs)."""
+        base = theta[:, -1] - theta[:, :-1] @ self.m if self.intercept else 0.0
+        return block.dot(theta[:, :-1]) + base + block.offset[:, None]
+
+    def pull(self, theta: Array) -> Array:
+        """The gradient of the penalty and the ridge, shape of θ."""
+        result = penalty_gradient(self.family, theta, self.alpha * self.weight)
+        return result + self.ridge * theta
+
+    def value(self, theta: Array) -> float:
+        """The penalised loss."""
+        total = 0.5 * float(np.sum(theta * self.pull(theta)))
+        for block in self.blocks:
+            loss, _, _ = respond(self.family, self.predictors(block, theta), block.y)
+            total += float(block.w @ loss)
+        return total
+
+    def sums(self, theta: Array, full: bool) -> tuple[float, float, Sums]:
+        """Σ w loss, Σ w s²/f (0 for classes) and the sums, all without the penalty."""
+        sums = Sums(self.outputs, self.size, full)
+        total, pearson = 0.0, 0.0
+        for block in self.blocks:
+            loss, s, f = respond(self.family, self.predictors(block, theta), block.y)
+            total += float(block.w @ loss)
+            if self.family.code != MULTINOMIAL:
+                ok = f[:, 0, 0] > 0
+                pearson += float(block.w[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
+            w = block.w[:, None]
+            sums.add(block, self.m, w * s, w[:, :, None] * f, self.intercept)
+        return total, pearson, sums
+
+    def curvature(self, fisher: Array) -> Array:
+        """The Fisher matrix with the penalty's part."""
+        P = penalty_matrix(self.family, self.outputs, self.size, self.alpha * self.weight)
+        return np.asarray(fisher + P + np.diag(np.tile(self.ridge, self.outputs)))
+
+
+def penalty_gradient(family: Family, theta: Array, strength: float) -> Array:
+    """Of half the squared coefficients; of several classes, of all of them, centred."""
+    result = strength * theta
+    if family.code == MULTINOMIAL:
+        result = result - strength * theta.sum(axis=0) / (len(theta) + 1)
+    result[:, -1] = 0.0
+    return result
+
+
+def penalty_matrix(family: Family, outputs: int, size: int, strength: float) -> Array:
+    """The second derivative of the same, for flat coefficients."""
+    mixing = np.eye(outputs) - (1 / (outputs + 1) if family.code == MULTINOMIAL else 0.0)
+    columns = np.r_[np.full(size - 1, strength), 0.0]
+    return np.asarray(np.kron(mixing, np.diag(columns)))
+
+
+def means(blocks: Sequence[Rows], width: int) -> Array:
+    """The weighted mean of each column."""
+    total, weight = np.zeros(width), 0.0
+    for block in blocks:
+        here = np.asarray(block.X.T @ block.w, dtype=np.float64)
+        total[: len(here)] += here
+        weight += float(block.w.sum())
+    return total / weight if weight > 0 else total
+
+
+def converge(
+    objective: Objective, theta: Array, tolerance: float = 1e-16, iterations: int = 100
+) -> Solution:
+    """Fisher scoring with halved steps, until a step is worth less than ``tolerance``.
+
+    That is the Newton decrement gᵀH⁻¹g over φ: the sum of the step's squares in standard errors.
+    """
+    theta = theta.copy()
+    if theta.size > DENSE:
+        return _descend(objective, theta)
+    value = objective.value(theta)
+    converged = False
+    for _ in range(iterations):
+        loss, pearson, sums = objective.sums(theta, full=True)
+        g = sums.gradient + objective.pull(theta).ravel()
+        step = solve(objective.curvature(sums.fisher), g)
+        decrement = float(g @ step)
+        dispersion = pearson / objective.weight if objective.family.free_dispersion else 1.0
+        if decrement <= tolerance * dispersion:
+            converged = True
+            break
+        length, trial, trial_value = 1.0, theta, np.inf
+        while length > 1e-6 and not trial_value <= value:
+            trial = theta - length * step.reshape(theta.shape)
+            trial_value = objective.value(trial)
+            length /= 2
+        if not trial_value < value:  # rounding is all that is left
+            converged = decrement <= 1e-9 * abs(value) + 1e-6 * dispersion
+            break
+        theta, value = trial, trial_value
+    else:
+        loss, pearson, sums = objective.sums(theta, full=True)
+    return Solution(theta, loss, pearson, sums, converged, objective.m)
+
+
+def _descend(objective: Objective, theta: Array) -> Solution:
+    """Many coefficients: L-BFGS, in units of the inverse root of the Fisher diagonal."""
+    shape = theta.shape
+    _, _, sums = objective.sums(theta, full=False)
+    diagonal = sums.fisher + objective.alpha * objective.weight + np.tile(
+        objective.ridge, objective.outputs
+    )
+    scale = np.where(diagonal > 0, 1 / np.sqrt(np.maximum(diagonal, 1e-300)), 0.0)
+
+    def value_and_gradient(z: Array) -> tuple[float, Array]:
+        at = (scale * z).reshape(shape)
+        pull = objective.pull(at)
+        loss, _, sums = objective.sums(at, full=False)
+        return loss + 0.5 * float(np.sum(at * pull)), scale * (sums.gradient + pull.ravel())
+
+    start = np.where(scale > 0, theta.ravel() / np.where(scale > 0, scale, 1.0), 0.0)
+    found = scipy.optimize.minimize(
+        value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000}
+    )
+    theta = (scale * found.x).reshape(shape)
+    return Solution(theta, *objective.sums(theta, full=False), bool(found.success), objective.m)
+
+
+def solve(H: Array, g: Array) -> Array:
+    """``H⁻¹ g`` for a positive semi-definite H of any scaling; 0 where H has no curvature."""
+    curvature = np.diag(H)
+    scale = np.where(curvature > 0, 1 / np.sqrt(np.maximum(curvature, 1e-300)), 0.0)
+    R = H * scale[:, None] * scale
+    R[np.diag_indices(len(R))] += 1e-14 + (scale == 0)
+    try:
+        factor = scipy.linalg.cho_factor(R, check_finite=False)
+        return np.asarray(scale * scipy.linalg.cho_solve(factor, scale * g, check_finite=False))
+    except np.linalg.LinAlgError:
+        return np.asarray(scale * (np.linalg.pinv(R, hermitian=True) @ (scale * g)))

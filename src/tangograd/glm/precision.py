@@ -1,0 +1,236 @@
+"""How precise the estimates are: covariances, with what one pass costs, and what to tell the user.
+
+In one pass TANGO's estimate differs from maximum likelihood's, and the difference has variance. With
+R = C½FC½ the preconditioned Fisher matrix and λ its eigenvalues, relative to maximum likelihood's
+variance in that direction, after K steps over n rows,
+
+    e(λ) = (n/K) (noise of F̂)  +  n/(2 K² γ λ)  +  (n/m) / (γ₀ λ K)²,
+
+the noise of F̂ being half the mean of γ q²/q; the second term is what the last 1/(γλ) rows have not yet
+taught, and the third what is left of the start, an estimate from m rows. No direction is worse than
+the start was: e ≤ n/m. The covariance of the estimates is ``φ/n C½ (1 + e(R)) R⁻¹ C½``.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.fitted import Fitted
+from tangograd.glm.newton import Solution, penalty_matrix
+from tangograd.glm.watch import SORTED
+from tangograd.stream import glm as kernel
+
+if TYPE_CHECKING:
+    from tangograd.glm.engine import OnePass
+
+Array = NDArray[np.float64]
+
+#: |η| beyond which a fitted probability counts as 0 or 1
+CERTAIN = 15.0
+#: a model in which more than this share of the rows were bounded is told so
+BOUNDED = 1e-3
+TINY = 1e-12
+
+
+class Precision:
+    """The covariances of a fit.
+
+    Args:
+        model: after its last row.
+        found: its estimates.
+    """
+
+    def __init__(self, model: OnePass, found: Solution) -> None:
+        self.model, self.found = model, found
+        self.tally = model.settled_tally(found)
+        tally, p = self.tally, found.theta.size - (0 if model.intercept else model.outputs)
+        self.exact = found.converged or not model.streaming or model.polished is not None
+        self.dispersion = 1.0
+        if model.family.free_dispersion and tally.weight > 0:
+            # progressive residuals are those of rows not yet learned from: they lose no freedom
+            lost = p if self.exact and tally.weight > p else 0
+            self.dispersion = tally.pearson / (tally.weight - lost)
+
+    def excess(self, values: Array) -> Array:
+        """e(λ); 0 after convergence."""
+        if self.exact:
+            return np.zeros_like(values)
+        model = self.model
+        scalars, n = model.scalars, self.tally.rows
+        K, gamma = scalars[kernel.ROWS], scalars[kernel.GAMMA]
+        noise = n / K * 0.5 * scalars[kernel.NOISE] / scalars[kernel.Q]
+        inverse = 1 / np.maximum(values, TINY)
+        late = n / (2 * K**2 * gamma) * inverse
+        start = n / model.start_rows * (inverse / (model.start_gamma * K)) ** 2
+        return np.asarray(noise + np.minimum(late + start, n / model.start_rows))
+
+    def covariances(self) -> tuple[Array, Array, float]:
+        """Under the model and the sandwich, in centred coordinates, and the mean of 1 + e."""
+        sums = self.found.sums
+        p = len(sums.gradient)
+        diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
+        here = np.flatnonzero(diagonal > TINY * max(diagonal.max(), 1e-300) * TINY)
+        if not sums.full:
+            e = self.excess(np.ones(1))
+            variance, robust = np.full(p, np.nan), np.full(p, np.nan)
+            curvature = diagonal[here] + self.model.alpha * self.tally.weight
+            variance[here] = self.dispersion * (1 + e) / curvature
+            robust[here] = sums.meat[here] / curvature**2 + self.dispersion * e / curvature
+            return variance, robust, float(1 + e[0])
+        H = sums.fisher + penalty_matrix(
+            self.model.family, self.model.outputs, sums.size, self.model.alpha * self.tally.weight
+        )
+        scale = 1 / np.sqrt(np.diag(H)[here])
+        R = H[np.ix_(here, here)] * scale[:, None] * scale
+        values, vectors = np.linalg.eigh(R)
+        values = np.maximum(values, 1e-10)
+        e = self.excess(values)
+        half = scale[:, None] * vectors
+        covariance, robust = np.full((2, p, p), np.nan)
+        inside = np.ix_(here, here)
+        covariance[inside] = self.dispersion * (half * ((1 + e) / values)) @ half.T
+        bread = (half / values) @ half.T
+        sandwich = bread @ sums.meat[inside] @ bread
+        inflation = np.trace(bread @ sums.meat[inside]) / len(here)
+        robust[inside] = sandwich + inflation * (half * (e / values)) @ half.T
+        return covariance, robust, float(1 + e.mean())
+
+    def fitted(self, names: tuple[str, ...], labels: tuple[object, ...] | None) -> Fitted:
+        """Everything, in the coordinates of the data and with the intercept first."""
+        model, found, tally = self.model, self.found, self.tally
+        family = model.family
+        theta = found.theta.copy()
+        if model.intercept:
+            theta[:, -1] -= theta[:, :-1] @ found.m
+        turn = _turn(model, found)
+        errors = robust = covariance = None
+        excess = float(1 + self.excess(np.ones(1))[0])
+        if model.kind != "none":
+            raw, raw_robust, excess = self.covariances()
+            if raw.ndim == 2:
+                covariance = _turned(raw, turn)
+                errors = np.sqrt(np.diag(covariance))
+                robust = np.sqrt(np.diag(_turned(raw_robust, turn)))
+            else:
+                order = np.argmax(np.abs(turn) > 0, axis=1)  # intercepts first, nothing mixed
+                order = _order(model)
+                errors, robust = np.sqrt(raw[order]), np.sqrt(raw_robust[order])
+        likelihood = family.log_likelihood(
+            tally.loss, tally.saturated, tally.base, tally.weight, self.dispersion
+        )
+        return Fitted(
+            family=family.name,
+            link=family.link,
+            parameters=family.parameters,
+            names=(("intercept",) if model.intercept else ()) + names,
+            estimates=theta.ravel()[_order(model)],
+            classes=labels,  # type: ignore[arg-type]
+            standard_errors=errors,
+            robust_errors=robust,
+            covariance_kind=model.kind,
+            covariance=covariance,
+            excess=excess,
+            rows=tally.rows,
+            weight=tally.weight,
+            dispersion=self.dispersion,
+            log_likelihood=likelihood,
+            deviance=2 * (tally.loss - tally.saturated),
+            null_deviance=2 * (tally.null_loss() - tally.saturated),
+            progressive=not self.exact,
+            alpha=model.alpha,
+            passes=model.passes,
+            converged=found.converged,
+            notes=tuple(self.notes(names)),
+            trace_rows=np.asarray(tally.trace_rows, np.int64),
+            trace_loss=np.asarray(tally.trace_loss, np.float64),
+        )
+
+    def notes(self, names: tuple[str, ...]) -> list[str]:
+        """What the user should know."""
+        model, found, watch = self.model, self.found, self.model.watch
+        notes = []
+        constant = watch.constant()
+        if constant:
+            which = _listed([names[j] for j in constant])
+            notes.append(
+                f"constant: {which}; the intercept says the same, so the coefficient is 0"
+                if model.intercept
+                else f"constant: {which}"
+            )
+        for known, twin in watch.duplicates()[:10]:
+            notes.append(
+                f"{names[twin]} equals {names[known]} in every row: their effect is divided between "
+                "them, and only its sum has a meaning"
+            )
+        if model.streaming and model.polished is None:
+            together = watch.neighbour_correlation()
+            if together > SORTED:
+                notes.append(
+                    "the rows seem to be sorted by the target (neighbours correlate by "
+                    f"{together:.2f}); one pass learns from them in that order: shuffle them, or use "
+                    "polish"
+                )
+            bounded = model.scalars[kernel.LEVERAGE] / model.scalars[kernel.ROWS]
+            if bounded > BOUNDED:
+                notes.append(
+                    f"{bounded:.1%} of the rows were so extreme that their effect was bounded; "
+                    "polish removes what that changes"
+                )
+            if self.excess(np.ones(1))[0] > 0.5:
+                notes.append("one pass was too short for full accuracy: use passes=2 or polish")
+        if self.separated():
+            notes.append(
+                "the classes are separated perfectly: maximum likelihood has no finite solution, and "
+                "the coefficients are those of a very small penalty; set alpha to choose it"
+            )
+        if not model.streaming and not found.converged:
+            notes.append("Fisher scoring did not converge; set alpha, or look for extreme features")
+        if model.kind == "diagonal":
+            notes.append(
+                f"with {found.theta.size} coefficients the covariance is diagonal: standard errors "
+                "ignore correlations between columns, and are too small where there are any"
+            )
+        return notes
+
+    def separated(self) -> bool:
+        """The classes are told apart without an error."""
+        code = self.model.family.code
+        binary = self.model.family.name == "binomial"
+        if not (binary or code == kernel.MULTINOMIAL):
+            return False
+        tally = self.tally
+        return tally.weight > 0 and tally.loss - tally.saturated < 1e-4 * tally.weight
+
+
+def _order(model: OnePass) -> NDArray[np.int64]:
+    """Where each coefficient, intercept first, is in the flat θ."""
+    size = model.columns + 1
+    one = np.r_[[size - 1] if model.intercept else [], np.arange(size - 1)].astype(np.int64)
+    return np.asarray((np.arange(model.outputs)[:, None] * size + one).ravel())
+
+
+def _turn(model: OnePass, found: Solution) -> Array:
+    """The matrix from centred coordinates to those of the data, intercepts first."""
+    size = model.columns + 1
+    one = np.eye(size)
+    if model.intercept:
+        one[-1, :-1] = -found.m
+    return np.asarray(np.kron(np.eye(model.outputs), one)[_order(model)])
+
+
+def _turned(covariance: Array, turn: Array) -> Array:
+    """``T V Tᵀ``, where coefficients without curvature (NaN) touch no other."""
+    unknown = np.isnan(np.diag(covariance))
+    result = turn @ np.where(np.isnan(covariance), 0.0, covariance) @ turn.T
+    own = turn[:, unknown] == 1
+    lost = own.any(axis=1)
+    result[lost] = np.nan
+    result[:, lost] = np.nan
+    return np.asarray(result)
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")

@@ -1,0 +1,134 @@
+"""Sums over rows: the gradient, the Fisher matrix, and the outer products of the scores."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from tangograd.glm.families import Family
+from tangograd.glm.rows import Rows
+from tangograd.stream.glm import MULTINOMIAL
+
+Array = NDArray[np.float64]
+
+
+def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
+    """Losses (n,), scores (n, outputs) and Fisher matrices (n, outputs, outputs) of rows."""
+    if family.code != MULTINOMIAL:
+        loss, s, f = family.points(eta[:, 0], y)
+        return loss, s[:, None], f[:, None, None]
+    largest = np.maximum(eta.max(axis=1), 0.0)
+    p = np.exp(eta - largest[:, None])
+    total = p.sum(axis=1) + np.exp(-largest)
+    p /= total[:, None]
+    own = y.astype(np.int64) - 1
+    rows = np.flatnonzero(own >= 0)
+    loss = largest + np.log(total)
+    loss[rows] -= eta[rows, own[rows]]
+    fisher = -p[:, :, None] * p[:, None, :]
+    diagonal = np.arange(p.shape[1])
+    fisher[:, diagonal, diagonal] += p
+    s = p.copy()
+    s[rows, own[rows]] -= 1
+    return loss, s, fisher
+
+
+class Sums:
+    """Weighted sums of the Fisher matrix, the sandwich's meat and the gradient.
+
+    The coefficients are flat, output by output: ``outputs * size`` of them.
+
+    Args:
+        outputs: how many linear predictors.
+        size: coefficients for each.
+        full: the whole matrices; their diagonals otherwise.
+    """
+
+    def __init__(self, outputs: int, size: int, full: bool) -> None:
+        p = outputs * size
+        self.outputs, self.size, self.full = outputs, size, full
+        self.gradient = np.zeros(p)
+        self.fisher = np.zeros((p, p) if full else p)
+        self.meat = np.zeros((p, p) if full else p)
+
+    def add(
+        self, rows: Rows, m: Array, scores: Array, fishers: Array, intercept: bool = True
+    ) -> None:
+        """Rows centred at m, with weighted scores and weighted Fisher matrices."""
+        if not self.full:
+            self.gradient += np.hstack(
+                [weighted(rows.X, m, s, intercept) for s in np.ascontiguousarray(scores.T)]
+            )
+            for i in range(self.outputs):
+                here = np.s_[i * self.size : (i + 1) * self.size]
+                self.fisher[here] += weighted_squares(rows.X, m, fishers[:, i, i], intercept)
+                self.meat[here] += weighted_squares(rows.X, m, scores[:, i] ** 2, intercept)
+            return
+        x = rows.centred(m, intercept)
+        self.gradient += (scores.T @ x).ravel()
+        size = self.size
+        for i in range(self.outputs):
+            for j in range(i, self.outputs):
+                block = _product(x, fishers[:, i, j], definite=i == j)
+                here = np.s_[i * size : (i + 1) * size]
+                there = np.s_[j * size : (j + 1) * size]
+                self.fisher[here, there] += block
+                if i != j:
+                    self.fisher[there, here] += block.T
+        z = (scores[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+        self.meat += z.T @ z
+
+    def include(self, other: Sums) -> None:
+        """Add another's sums."""
+        self.gradient += other.gradient
+        self.fisher += other.fisher
+        self.meat += other.meat
+
+    def grow(self, size: int) -> None:
+        """More coefficients, before the last (the intercept)."""
+        old, self.size = self.size, size
+        kept = np.r_[np.arange(old - 1), size - 1]
+        kept = (np.arange(self.outputs)[:, None] * size + kept).ravel()
+        for name in ("gradient", "fisher", "meat"):
+            before = getattr(self, name)
+            after = np.zeros([self.outputs * size] * before.ndim)
+            after[np.ix_(*[kept] * before.ndim)] = before
+            setattr(self, name, after)
+
+
+def weighted(
+    X: NDArray[np.floating] | sp.csr_matrix, m: Array, weights: Array, intercept: bool = True
+) -> Array:
+    """``Σ w [x - m, 1]``; the columns of m that X does not have are 0."""
+    total = float(weights.sum())
+    result = np.zeros(len(m) + 1)
+    result[: X.shape[1]] = X.T @ weights
+    result[:-1] -= total * m
+    result[-1] = total if intercept else 0.0
+    return result
+
+
+def weighted_squares(
+    X: NDArray[np.floating] | sp.csr_matrix, m: Array, weights: Array, intercept: bool = True
+) -> Array:
+    """``Σ w [x - m, 1]²``, elementwise."""
+    d, total = X.shape[1], float(weights.sum())
+    result = np.zeros(len(m) + 1)
+    if sp.issparse(X):
+        linear = np.asarray(X.T @ weights)
+        result[:d] = np.maximum(X.multiply(X).T @ weights - 2 * m[:d] * linear, -total * m[:d] ** 2)
+        result[:-1] += total * m**2
+    else:
+        result[:d] = weights @ (X - m[:d]) ** 2
+        result[d:-1] = total * m[d:] ** 2
+    result[-1] = total if intercept else 0.0
+    return result
+
+
+def _product(x: Array, weights: Array, definite: bool) -> Array:
+    """``xᵀ diag(weights) x``; for positive weights half the work."""
+    if definite:
+        z = x * np.sqrt(weights)[:, None]
+        return np.asarray(z.T @ z)
+    return np.asarray(x.T @ (x * weights[:, None]))

@@ -1,0 +1,109 @@
+"""What may be wrong with the data, watched for as they stream by."""
+
+from __future__ import annotations
+
+import numpy as np
+import scipy.sparse as sp
+from numpy.typing import NDArray
+
+from tangograd.glm.rows import Rows
+
+#: correlation of neighbouring targets beyond which a stream counts as sorted
+SORTED = 0.9
+#: among more columns than this duplicates are not looked for
+MANY = 5000
+
+
+class Watch:
+    """Finds constant columns, duplicated columns and streams sorted by the target.
+
+    Example:
+        >>> import numpy as np
+        >>> from tangograd.glm.rows import Rows
+        >>> x = np.array([[1.0, 2.0, 2.0], [1.0, 3.0, 3.0]])
+        >>> watch = Watch(3)
+        >>> watch.see(Rows(x, np.zeros(2), np.ones(2), np.zeros(2)))
+        >>> watch.constant(), watch.duplicates()
+        ([0], [(1, 2)])
+    """
+
+    def __init__(self, columns: int) -> None:
+        self.columns = columns
+        self.low = np.full(columns, np.inf)
+        self.high = np.full(columns, -np.inf)
+        self._varied = np.zeros(columns, bool)
+        self._twins: dict[int, int] | None = None  # column -> the earlier one that it equals
+        self.rows = 0
+        self._last: float | None = None
+        self._sums = np.zeros(4)  # of y, y², y times its neighbour, and of neighbours
+
+    def grow(self, columns: int) -> None:
+        """More columns."""
+        extra = columns - self.columns
+        # a column that was not there was 0
+        self.low = np.r_[self.low, np.zeros(extra)]
+        self.high = np.r_[self.high, np.zeros(extra)]
+        self._varied = np.r_[self._varied, np.zeros(extra, bool)]
+        self.columns = columns
+
+    def see(self, rows: Rows) -> None:
+        """Look at rows."""
+        X, d = rows.X, rows.X.shape[1]
+        open_ = np.flatnonzero(~self._varied[:d])
+        if len(open_):
+            part = X[:, open_] if len(open_) < d else X
+            low, high = part.min(axis=0), part.max(axis=0)
+            if sp.issparse(part):
+                low, high = low.toarray().ravel(), high.toarray().ravel()
+            self.low[open_] = np.minimum(self.low[open_], low)
+            self.high[open_] = np.maximum(self.high[open_], high)
+            self._varied[open_] = self.low[open_] < self.high[open_]
+        self._compare(X)
+        self._neighbours(rows.y)
+        self.rows += len(rows)
+
+    def _compare(self, X: NDArray[np.floating] | sp.csr_matrix) -> None:
+        if self._twins is None:
+            self._twins = {}
+            if X.shape[1] > MANY:
+                return
+            columns = sp.csc_matrix(X) if sp.issparse(X) else np.ascontiguousarray(X.T)
+            first: dict[bytes, int] = {}
+            for j in range(X.shape[1]):
+                known = first.setdefault(_bytes(columns, j), j)
+                if known != j and self._varied[j]:
+                    self._twins[j] = known
+            return
+        for j, known in list(self._twins.items()):
+            difference = X[:, [j]] - X[:, [known]]
+            if difference.count_nonzero() if sp.issparse(difference) else difference.any():
+                del self._twins[j]
+
+    def _neighbours(self, y: NDArray[np.float64]) -> None:
+        before = y if self._last is None else np.r_[self._last, y]
+        self._sums += [y.sum(), y @ y, before[1:] @ before[:-1], len(before) - 1]
+        self._last = float(y[-1])
+
+    def constant(self) -> list[int]:
+        """Columns that never varied."""
+        return [int(j) for j in np.flatnonzero(self.low == self.high)]
+
+    def duplicates(self) -> list[tuple[int, int]]:
+        """Pairs of a column and a later one that always equalled it."""
+        return [(known, j) for j, known in (self._twins or {}).items()]
+
+    def neighbour_correlation(self) -> float:
+        """Of each target with the one before it."""
+        total, squares, products, pairs = self._sums
+        if self.rows < 2:
+            return 0.0
+        mean = total / self.rows
+        variance = squares / self.rows - mean**2
+        return float((products / pairs - mean**2) / variance) if variance > 0 else 0.0
+
+
+def _bytes(columns: NDArray[np.floating] | sp.csc_matrix, j: int) -> bytes:
+    if sp.issparse(columns):
+        here = slice(columns.indptr[j], columns.indptr[j + 1])
+        return bytes(columns.indices[here].tobytes() + columns.data[here].tobytes())
+    return columns[j].tobytes()

@@ -1,0 +1,472 @@
+"""TANGO's recursion over the rows of a generalised linear model, compiled.
+
+A row has features x, a response y and linear predictors ``η_l = x·θ_l``, one for each output l (one
+in all but multinomial models). With s the gradient of its loss in η and F̂ its Fisher matrix there
+(expected, or the outer product of a pseudo-sample's gradient), Definition 1 of the paper with a
+diagonal C reads, t = (1-δt_{k-1}) x·v being the tangent,
+
+    v_k = (1-δt_{k-1}) v_{k-1} + γ_k C (s - F̂ t) x,        θ_k = θ_{k-1} - δt_k v_k.
+
+Three things are added, none of which moves the fixed point in the end:
+
+- ``δt_k = 1/k`` and ``γ_k = c/√(A k)``, with ``A = E[q²]/2E[q]`` for ``q = tr F̂ · xᵀCx``: of the
+  variance of the estimate, relative to maximum likelihood's, 2Aγ is due to the noise of F̂ and
+  ``mean(1/λ)/2kγ`` to what the last rows have not yet taught (λ the eigenvalues of C F). Their sum is
+  least at ``c² = mean(1/λ)/4``, for all k at once: no horizon is needed.
+- a row's γ is at most 1/q (the rule 1/max, row by row), and such that η moves by at most ``BOUND``;
+- x is centred at the means m of the first rows, so that features far from 0 do not resemble the
+  intercept.
+
+C is the inverse of the mean Fisher diagonal, renewed whenever k has grown by 5%.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numba import njit
+
+from tangograd.stream.families import draw, point
+
+#: the state's scalars, in one array
+(
+    ROWS,  # k
+    RENEWAL,  # the row at which C and γ are renewed
+    GAMMA,
+    DT,  # δt_{k-1}
+    Q,  # Σ q
+    Q2,  # Σ q min(q, 1/γ)
+    NOISE,  # Σ γ q²: what F̂'s noise costs
+    CONSTANT,  # c
+    PENALTY,  # the row at which the penalty is applied
+    PENALTY_ROWS,  # for how many rows
+    WEIGHT,  # Σ w
+    LOSS,  # Σ w loss
+    PEARSON,  # Σ w s²/f, an estimate of n φ
+    SCALE,  # s of v = s u
+    LAG,  # b of θ = φ - b u
+    LEVERAGE,  # rows whose γ was bounded
+    INTERCEPT,  # 1 if there is one
+) = range(17)
+SCALARS = 17
+
+MULTINOMIAL = -1
+BOUND = 3.0
+GROWTH = 1.05
+#: γ ≤ LARGEST / A, half of what is stable in mean square
+LARGEST = 0.5
+#: the penalty is applied whenever γ times the rows since then reaches this
+STRIDE = 0.05
+#: sums may be reordered, NaN and infinity stay what they are
+_SUMS = {"contract", "reassoc", "nsz", "arcp"}
+
+
+@njit(cache=True, error_model="numpy")
+def _pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-untyped-def]
+    """The square of a pseudo-sample's score, an unbiased estimate of f."""
+    dispersion = scalars[PEARSON] / scalars[WEIGHT] if scalars[WEIGHT] > 0 else 1.0
+    pseudo = draw(family, parameter, eta, dispersion, rng)
+    return point(family, parameter, eta, pseudo)[1] ** 2 / dispersion
+
+
+@njit(cache=True, error_model="numpy")
+def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-def]
+    """γ of this row, which moves η by γ ``moved``; keeps the statistics."""
+    gamma = scalars[GAMMA]
+    if q > 0:
+        scalars[Q2] += q2 * min(1.0, 1 / (gamma * q))
+    if gamma * q > 1:
+        gamma = 1 / q
+    if gamma * moved > BOUND:
+        gamma = BOUND / moved
+    scalars[LEVERAGE] += gamma < scalars[GAMMA]
+    scalars[Q] += q
+    scalars[NOISE] += gamma * q2
+    scalars[WEIGHT] += w
+    scalars[LOSS] += w * loss
+    scalars[PEARSON] += w * pearson
+    return gamma
+
+
+@njit(cache=True, error_model="numpy")
+def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  # type: ignore[no-untyped-def]
+    """Fill s, the Fisher matrix H of the outputs, and a, the multiples of C x that v gains."""
+    outputs = len(eta)
+    if family != MULTINOMIAL:
+        loss, s[0], f = point(family, parameter, eta[0], y)
+        H[0, 0] = f
+        pearson = s[0] * s[0] / f if f > 0 else 0.0
+        if sampled:
+            f = _pseudo_fisher(family, parameter, eta[0], scalars, rng)
+        a[0] = w * (s[0] - f * t[0])
+        fq = w * f * q[0]
+        a[0] *= rate(scalars, w, loss, fq, fq * fq, pearson, abs(a[0]) * q[0])
+        return
+    # several classes, η = 0 for the first; s holds the probabilities for now
+    largest = 0.0
+    for i in range(outputs):
+        largest = max(largest, eta[i])
+    total = math.exp(-largest)
+    for i in range(outputs):
+        s[i] = math.exp(eta[i] - largest)
+        total += s[i]
+    for i in range(outputs):
+        s[i] /= total
+    own = int(y) - 1
+    loss = largest + math.log(total) - (eta[own] if own >= 0 else 0.0)
+    for i in range(outputs):
+        for j in range(outputs):
+            H[i, j] = (s[i] if i == j else 0.0) - s[i] * s[j]
+    fq, fq2 = 0.0, 0.0
+    if sampled:
+        pseudo = -1
+        u = rng.random() - math.exp(-largest) / total
+        for i in range(outputs):
+            if u >= 0:
+                u -= s[i]
+                pseudo = i
+        along = 0.0
+        for i in range(outputs):
+            g = s[i] - (1.0 if i == pseudo else 0.0)
+            along += g * t[i]
+            fq += w * g * g * q[i]
+        for i in range(outputs):
+            a[i] = -(s[i] - (1.0 if i == pseudo else 0.0)) * along
+        fq2 = fq * fq
+    else:
+        for i in range(outputs):
+            a[i] = 0.0
+            fq += w * H[i, i] * q[i]
+            for j in range(outputs):
+                a[i] -= H[i, j] * t[j]
+                fq2 += (w * H[i, j]) ** 2 * q[i] * q[j]
+    if own >= 0:
+        s[own] -= 1
+    moved = 0.0
+    for i in range(outputs):
+        a[i] = w * (s[i] + a[i])
+        moved = max(moved, abs(a[i]) * q[i])
+    gamma = rate(scalars, w, loss, fq, fq2, 1.0, moved)
+    for i in range(outputs):
+        a[i] *= gamma
+
+
+@njit(cache=True, error_model="numpy")
+def renew(scalars, S, C, alpha):  # type: ignore[no-untyped-def]
+    """C from the mean Fisher diagonal, and γ from its c/√(A k)."""
+    k = scalars[ROWS]
+    mean_weight = scalars[WEIGHT] / k
+    outputs, size = S.shape
+    for i in range(outputs):
+        for j in range(size):
+            curvature = S[i, j] / k + (alpha * mean_weight if j < size - 1 else 0.0)
+            C[i, j] = 1 / curvature if S[i, j] > 0 else 0.0
+        C[i, size - 1] *= scalars[INTERCEPT]
+    scalars[RENEWAL] = math.ceil(k * GROWTH)
+    if scalars[Q] > 0:
+        A = 0.5 * scalars[Q2] / scalars[Q]
+        scalars[GAMMA] = min(LARGEST / A, scalars[CONSTANT] / math.sqrt(A * k))
+    if alpha > 0:
+        scalars[PENALTY_ROWS] = max(1.0, math.floor(STRIDE / scalars[GAMMA]))
+        scalars[PENALTY] = k + scalars[PENALTY_ROWS]
+
+
+@njit(cache=True, error_model="numpy")
+def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-def]
+    """The gradient of the penalty α/2 ‖θ‖² and its part of F, for the rows since the last time.
+
+    With several classes the penalty is that of the centred coefficients of all of them.
+    """
+    outputs, size = theta.shape
+    rate = scalars[GAMMA] * scalars[PENALTY_ROWS] * alpha * scalars[WEIGHT] / scalars[ROWS]
+    for j in range(size - 1):
+        mean = 0.0
+        if family == MULTINOMIAL:
+            for i in range(outputs):
+                mean += (theta[i, j] - v[i, j]) / (outputs + 1)
+        for i in range(outputs):
+            v[i, j] += rate * C[i, j] * (theta[i, j] - v[i, j] - mean)
+    scalars[PENALTY] = scalars[ROWS] + scalars[PENALTY_ROWS]
+
+
+@njit(cache=True, error_model="numpy", fastmath=_SUMS, nogil=True)
+def single_rows(  # type: ignore[no-untyped-def]
+    family,
+    parameter,
+    X,
+    y,
+    w,
+    offset,
+    order,
+    m,
+    theta,
+    v,
+    C,
+    S,
+    scalars,
+    alpha,
+    sampled,
+    rng,
+    scores,
+    fishers,
+):
+    """``dense_rows`` of one output, in half the time: the arrays have one dimension less."""
+    d = X.shape[1]
+    x = np.empty(d)
+    keeping = len(scores) > 0
+    for n in range(len(order)):
+        row = order[n]
+        k = scalars[ROWS] + 1
+        scalars[ROWS] = k
+        keep, dt = 1 - scalars[DT], 1 / k
+        eta, t, q = theta[d] + offset[row], v[d], C[d]
+        for j in range(d):
+            x_j = X[row, j] - m[j]
+            x[j] = x_j
+            eta += x_j * theta[j]
+            t += x_j * v[j]
+            q += C[j] * x_j * x_j
+        loss, s, f = point(family, parameter, eta, y[row])
+        weight = w[row]
+        f_hat = _pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
+        a = weight * (s - f_hat * keep * t)
+        fq = weight * f_hat * q
+        pearson = s * s / f if f > 0 else 0.0
+        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, abs(a) * q)
+        f *= weight
+        for j in range(d):
+            v_j = keep * v[j] + a * C[j] * x[j]
+            v[j] = v_j
+            theta[j] -= dt * v_j
+            S[j] += f * x[j] * x[j]
+        v[d] = keep * v[d] + a * C[d]
+        theta[d] -= dt * v[d]
+        S[d] += f
+        scalars[DT] = dt
+        if keeping:
+            scores[n, 0] = weight * s
+            fishers[n, 0, 0] = f
+        if alpha > 0 and k >= scalars[PENALTY]:
+            penalise(
+                scalars, theta.reshape(1, -1), v.reshape(1, -1), C.reshape(1, -1), alpha, family
+            )
+        if k >= scalars[RENEWAL]:
+            renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
+
+
+@njit(cache=True, error_model="numpy", fastmath=_SUMS, nogil=True)
+def dense_rows(  # type: ignore[no-untyped-def]
+    family,
+    parameter,
+    X,
+    y,
+    w,
+    offset,
+    order,
+    m,
+    theta,
+    v,
+    C,
+    S,
+    scalars,
+    alpha,
+    sampled,
+    rng,
+    scores,
+    fishers,
+):
+    """Learn from the rows ``order`` of X, shape (n, d), in that order.
+
+    Args:
+        family: its number.
+        parameter: the family's.
+        X: the rows; float64 or float32.
+        y: responses, or the numbers of the classes.
+        w: weights.
+        offset: added to every η.
+        order: which rows, and when.
+        m: what x is centred at, shape (d,).
+        theta: θ, shape (outputs, d + 1), the last column the intercept (of the centred x).
+        v: the velocity.
+        C: the diagonal of C; 0 keeps a coefficient where it is.
+        S: the sum of the rows' Fisher diagonals.
+        scalars: the rest of the state.
+        alpha: the penalty.
+        sampled: F̂ from pseudo-samples.
+        rng: draws them.
+        scores: gets w s of each row, shape (n, outputs), unless empty.
+        fishers: gets w F in output space, shape (n, outputs, outputs), unless empty.
+    """
+    outputs, d = theta.shape[0], X.shape[1]
+    x = np.empty(d)
+    eta, t, q = np.empty(outputs), np.empty(outputs), np.empty(outputs)
+    s, a = np.empty(outputs), np.empty(outputs)
+    H = np.empty((outputs, outputs))
+    keeping = len(scores) > 0
+    for n in range(len(order)):
+        row = order[n]
+        k = scalars[ROWS] + 1
+        scalars[ROWS] = k
+        keep, dt = 1 - scalars[DT], 1 / k
+        for j in range(d):
+            x[j] = X[row, j] - m[j]
+        for i in range(outputs):
+            eta_i, t_i, q_i = theta[i, d] + offset[row], v[i, d], C[i, d]
+            for j in range(d):
+                eta_i += x[j] * theta[i, j]
+                t_i += x[j] * v[i, j]
+                q_i += C[i, j] * x[j] * x[j]
+            eta[i], t[i], q[i] = eta_i, keep * t_i, q_i
+        step(family, parameter, eta, t, q, y[row], w[row], sampled, rng, scalars, s, H, a)
+        for i in range(outputs):
+            a_i, f = a[i], w[row] * H[i, i]
+            for j in range(d):
+                v_ij = keep * v[i, j] + a_i * C[i, j] * x[j]
+                v[i, j] = v_ij
+                theta[i, j] -= dt * v_ij
+                S[i, j] += f * x[j] * x[j]
+            v[i, d] = keep * v[i, d] + a_i * C[i, d]
+            theta[i, d] -= dt * v[i, d]
+            S[i, d] += f
+        scalars[DT] = dt
+        if keeping:
+            for i in range(outputs):
+                scores[n, i] = w[row] * s[i]
+                for j in range(outputs):
+                    fishers[n, i, j] = w[row] * H[i, j]
+        if alpha > 0 and k >= scalars[PENALTY]:
+            penalise(scalars, theta, v, C, alpha, family)
+        if k >= scalars[RENEWAL]:
+            renew(scalars, S, C, alpha)
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untyped-def]
+    """Make θ, v and S whole again after lazy rows.
+
+    ``centred`` holds, for each output, what is owed for centring: r and ρ, the multiples of C m that
+    u and φ lack, and m·u and m·φ.
+    """
+    outputs, d = theta.shape[0], theta.shape[1] - 1
+    scale, lag = scalars[SCALE], scalars[LAG]
+    for i in range(outputs):
+        r, rho = centred[i, 0], centred[i, 1]
+        along_u, along_phi = 0.0, 0.0
+        for j in range(d):
+            u = v[i, j] - r * Cm[i, j]
+            theta[i, j] -= rho * Cm[i, j] + lag * u
+            v[i, j] = scale * u
+            S[i, j] = max(0.0, S[i, j] + f_sum[i] * m[j] * m[j])
+            along_u += m[j] * v[i, j]
+            along_phi += m[j] * theta[i, j]
+        theta[i, d] -= lag * v[i, d]
+        v[i, d] *= scale
+        f_sum[i] = 0.0
+        centred[i, 0], centred[i, 1], centred[i, 2], centred[i, 3] = 0.0, 0.0, along_u, along_phi
+    scalars[SCALE], scalars[LAG] = 1.0, 0.0
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
+    for i in range(len(C)):
+        mCm[i] = 0.0
+        for j in range(len(m)):
+            Cm[i, j] = C[i, j] * m[j]
+            mCm[i] += Cm[i, j] * m[j]
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def sparse_rows(  # type: ignore[no-untyped-def]
+    family,
+    parameter,
+    data,
+    indices,
+    indptr,
+    y,
+    w,
+    offset,
+    order,
+    m,
+    theta,
+    v,
+    C,
+    S,
+    scalars,
+    alpha,
+    sampled,
+    rng,
+    scores,
+    fishers,
+):
+    """``dense_rows`` of a matrix in CSR form, at a cost of a row's non-zeros.
+
+    Between two renewals ``v = s u`` and ``θ = φ - b u``, u and φ in the place of v and θ, lacking
+    multiples of C m for the centring; a row touches only its non-zeros. Everything is made whole at
+    the end, so dense and sparse rows may alternate.
+    """
+    outputs, d = theta.shape[0], theta.shape[1] - 1
+    eta, t, q = np.empty(outputs), np.empty(outputs), np.empty(outputs)
+    s, a = np.empty(outputs), np.empty(outputs)
+    H = np.empty((outputs, outputs))
+    Cm, mCm = np.empty((outputs, d)), np.empty(outputs)
+    centred, f_sum = np.zeros((outputs, 4)), np.zeros(outputs)
+    keeping = len(scores) > 0
+    _centre(C, m, Cm, mCm)
+    scalars[SCALE], scalars[LAG] = 1.0, 0.0
+    fold(theta, v, S, Cm, centred, f_sum, m, scalars)
+    for n in range(len(order)):
+        row = order[n]
+        begin, end = indptr[row], indptr[row + 1]
+        k = scalars[ROWS] + 1
+        scalars[ROWS] = k
+        keep, dt = 1 - scalars[DT], 1 / k
+        scale, lag = scalars[SCALE] * keep, scalars[LAG]
+        for i in range(outputs):
+            r, rho = centred[i, 0], centred[i, 1]
+            xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
+            for e in range(begin, end):
+                j, x = indices[e], data[e]
+                xu += x * v[i, j]
+                xphi += x * theta[i, j]
+                xCm += x * Cm[i, j]
+                xCx += x * x * C[i, j]
+            along_u = v[i, d] + xu - r * xCm - (centred[i, 2] - r * mCm[i])
+            along_phi = theta[i, d] + xphi - rho * xCm - (centred[i, 3] - rho * mCm[i])
+            eta[i] = offset[row] + along_phi - lag * along_u
+            t[i] = scale * along_u
+            q[i] = max(0.0, C[i, d] + xCx - 2 * xCm + mCm[i])
+        step(family, parameter, eta, t, q, y[row], w[row], sampled, rng, scalars, s, H, a)
+        for i in range(outputs):
+            gain, f = a[i] / scale, w[row] * H[i, i]
+            along = 0.0
+            for e in range(begin, end):
+                j, x = indices[e], data[e]
+                Cx = C[i, j] * x
+                v[i, j] += gain * Cx
+                theta[i, j] += lag * gain * Cx
+                S[i, j] += f * x * (x - 2 * m[j])
+                along += m[j] * Cx
+            v[i, d] += gain * C[i, d]
+            theta[i, d] += lag * gain * C[i, d]
+            S[i, d] += f
+            f_sum[i] += f
+            centred[i, 0] += gain
+            centred[i, 1] += lag * gain
+            centred[i, 2] += gain * along
+            centred[i, 3] += lag * gain * along
+        scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
+        if keeping:
+            for i in range(outputs):
+                scores[n, i] = w[row] * s[i]
+                for j in range(outputs):
+                    fishers[n, i, j] = w[row] * H[i, j]
+        if alpha > 0 and k >= scalars[PENALTY]:
+            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
+            penalise(scalars, theta, v, C, alpha, family)
+            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
+        if k >= scalars[RENEWAL]:
+            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
+            renew(scalars, S, C, alpha)
+            _centre(C, m, Cm, mCm)
+    fold(theta, v, S, Cm, centred, f_sum, m, scalars)
