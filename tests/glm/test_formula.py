@@ -70,7 +70,7 @@ def test_terms(text, expected):
         (". - a", ["g"]),
         (". + log(a)", ["a", "g", "log(a)"]),
         (".^2", ["a", "g", "a:g"]),
-        ("b + .:h", ["b", "a:h*", "g:h"]),
+        ("b + .:h", ["b", "a:h*", "h", "g:h*"]),
     ],
 )
 def test_a_dot_is_all_other_columns(text, expected):
@@ -170,7 +170,7 @@ def test_texts_of_expressions_can_be_parsed_again():
         data = {"a": np.array([0.3]), "b": np.array([1.7])}
         with np.errstate(all="ignore"):
             ours = first.expression.value(data)
-            python = eval(  # noqa: S307
+            python = eval(
                 first.expression.text,
                 {**{name: FUNCTIONS[name].apply for name in FUNCTIONS}, **data},
             )
@@ -333,7 +333,7 @@ def test_refusals_say_why_and_the_way_out(text, said):
         ("(" * 9000 + "a" + ")" * 9000, f"more than {MAX_DEPTH} deep"),
         ("I(" + "(" * 9000 + "a" + ")" * 9000 + ")", f"more than {MAX_DEPTH} deep"),
         ("I(" + "-" * 9000 + "a)", f"more than {MAX_DEPTH} deep"),
-        ("log(" * 4000 + "a" + ")" * 4000, f"more than {MAX_DEPTH} deep"),
+        ("log(" * 3000 + "a" + ")" * 3000, f"more than {MAX_DEPTH} deep"),
         ("I(" + "+".join(["a"] * 5000) + ")", f"more than {MAX_OPERATIONS} operations"),
         ("*".join(f"C(x{i})" for i in range(30)), "an interaction of 7 factors"),
         ("(" + "+".join(f"x{i}" for i in range(60)) + ")^9", f"more than {MAX_TERMS}"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -162,3 +162,27 @@ def encode(array: pa.Array) -> Levels:
     result = recode[indices]
     missing = result < 0
     return Levels(result, [str(text) for text in labels], missing if missing.any() else None)
+
+
+def class_codes(
+    labels: NDArray[Any], classes: Sequence[Any], *, grow: bool = False
+) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
+    """The numbers of labels in a list of classes, and the list, which may grow by new ones.
+
+    >>> class_codes(np.array(["b", "a", "b"], dtype=object), ["a"], grow=True)
+    (array([1, 0, 1]), ('a', 'b'))
+
+    Raises:
+        DataError: a label is new, and the list may not grow.
+    """
+    encoded = pa.array(labels).dictionary_encode()
+    found = encoded.dictionary.to_pylist()
+    extended = tuple(dict.fromkeys([*classes, *found]))
+    if not grow and len(extended) > len(classes):
+        raise DataError(
+            f"the target has the class {extended[len(classes)]!r}, which is none of "
+            f"{', '.join(map(repr, classes))}"
+        )
+    number = {each: code for code, each in enumerate(extended)}
+    recode = np.array([number[each] for each in found], dtype=np.int64)
+    return recode[encoded.indices.to_numpy()], extended

@@ -151,7 +151,7 @@ class Design:
         for name, old in self.categories.items():
             new = Category(name, old.origin, old.baseline if old.stated else None, old.stated)
             if old.open:
-                new.origin, new.counts = "sorted", dict(found.counts[name])
+                new.origin, new.seen, new.counts = "sorted", True, dict(found.counts[name])
                 new.add(found.levels(name, plan.kinds[name]))
                 new.check_baseline()
             else:
@@ -223,6 +223,8 @@ class Design:
         reading.faults.complain(where)
         for name, level in reading.openings():
             self.layout.open(name, level)
+        if training and not reading.gone.all():
+            self._look_for_baselines(reading)
         return Rows(
             X=self._matrix(reading, products),
             y=None if y is None else reading.of_kept(y),
@@ -232,6 +234,11 @@ class Design:
             dropped=reading.dropped,
             unseen=reading.unknown,
         )
+
+    def _look_for_baselines(self, reading: Reading) -> None:
+        for name, category in self.categories.items():
+            if not category.seen:
+                category.seen = category.baseline in reading.levels[name].labels
 
     def _matrix(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Any:
         whole: list[tuple[int, NDArray[Any]]] = []
@@ -307,9 +314,7 @@ def plan(
     Raises:
         DataError: something does not fit the table.
     """
-    given = {
-        name: [str(label(value)) for value in values] for name, values in (levels or {}).items()
-    }
+    given = {name: _given(name, values) for name, values in (levels or {}).items()}
     parts = blueprint(
         schema,
         target=target,
@@ -328,28 +333,14 @@ def plan(
     return design if scan is None else design.surveyed(scan)
 
 
-def class_codes(
-    labels: NDArray[Any], classes: Sequence[Any], *, grow: bool = False
-) -> tuple[NDArray[np.int64], tuple[Any, ...]]:
-    """The numbers of labels in a list of classes, and the list, which may grow by new ones.
-
-    >>> class_codes(np.array(["b", "a", "b"], dtype=object), ["a"], grow=True)
-    (array([1, 0, 1]), ('a', 'b'))
-
-    Raises:
-        DataError: a label is new, and the list may not grow.
-    """
-    encoded = pa.array(labels).dictionary_encode()
-    found = encoded.dictionary.to_pylist()
-    extended = tuple(dict.fromkeys([*classes, *found]))
-    if not grow and len(extended) > len(classes):
+def _given(name: str, values: Sequence[object]) -> list[str]:
+    labels = [label(value) for value in values if isinstance(value, str | int | float)]
+    known = [each for each in labels if each is not None]
+    if not known or len(set(known)) < len(values):
         raise DataError(
-            f"the target has the class {extended[len(classes)]!r}, which is none of "
-            f"{', '.join(map(repr, classes))}"
+            f"the levels given for {name!r} must be different texts or numbers, at least one"
         )
-    number = {each: code for code, each in enumerate(extended)}
-    recode = np.array([number[each] for each in found], dtype=np.int64)
-    return recode[encoded.indices.to_numpy()], extended
+    return known
 
 
 def _category(name: str, parts: Blueprint, given: Sequence[str] | None) -> Category:
@@ -357,8 +348,6 @@ def _category(name: str, parts: Blueprint, given: Sequence[str] | None) -> Categ
     stated = baseline is not None
     if given is not None:
         category = Category(name, "given", baseline, stated)
-        if not given or len(set(given)) < len(given):
-            raise DataError(f"the levels given for {name!r} are none, or one of them twice")
         category.add(given)
     elif parts.kinds[name] == "boolean":
         category = Category(name, "sorted", baseline, stated)

@@ -27,8 +27,11 @@ BUFFER_BYTES = 64_000_000
 #: the stream starts from Fisher scoring on max(START_ROWS, START_ROWS_EACH * d) of them
 START_ROWS = 10_000
 START_ROWS_EACH = 50
+#: and that on so many of these
+FIRST_ROWS = 2000
+FIRST_ROWS_EACH = 10
 #: sums run over blocks of so many rows at most, whatever the chunks that rows come in
-BLOCK_ROWS = 4096
+BLOCK_ROWS = 8192
 BLOCK_BYTES = 8_000_000
 #: covariance="auto" is full up to so many coefficients
 FULL_COVARIANCE = 500
@@ -103,6 +106,7 @@ class OnePass:
         self.scalars = np.zeros(kernel.SCALARS)
         self.start_rows = 0
         self.start_gamma = 0.0
+        self.initial: Array | None = None  # where Fisher scoring begins, in the data's coordinates
 
     @property
     def kind(self) -> str:
@@ -156,13 +160,19 @@ class OnePass:
         """Fisher scoring on the first rows of the buffer; TANGO on the others."""
         wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
         first: list[Rows] = []
-        while self.buffer and sum(len(block) for block in first) < wanted:
-            first.append(self.buffer.pop(0))
+        while self.buffer and wanted > 0:
+            block = self.buffer.pop(0)
+            if len(block) > wanted:
+                self.buffer.insert(0, block.take(slice(wanted, None)))
+                block = block.take(slice(wanted))
+            wanted -= len(block)
+            first.append(block.solid())
         objective = self._objective(first)
-        theta = self._null(first)
-        for rows in _doubling(first):
-            theta = converge(self._objective(rows, objective.m), theta, 1e-2, 20).theta
-        found = converge(objective, theta, 1e-2, 20)
+        theta = self._null(first, objective.m)
+        few = [first[0].take(slice(max(FIRST_ROWS, FIRST_ROWS_EACH * self.columns)))]
+        if len(few[0]) < len(first[0]):  # most steps need no more
+            theta = converge(self._objective(few, objective.m), theta, 1e-2, 20, False).theta
+        found = converge(objective, theta, 1e-2, 20, meat=False)
         self.m, self.theta = objective.m, found.theta
         self._prepare(objective, found)
         self.tally.add(first, found.loss, found.pearson)
@@ -194,10 +204,7 @@ class OnePass:
         kernel.renew(scalars, self.S, self.C, self.alpha)
         self.start_rows, self.start_gamma = n, float(scalars[kernel.GAMMA])
         if self.kind != "none":
-            if self.kind == "full" and sums.full:
-                self.sums = sums
-            else:
-                self.sums = objective.sums(found.theta, full=self.kind == "full")[2]
+            self.sums = objective.sums(found.theta, self.kind == "full", meat=True)[2]
             self.sums.gradient[:] = 0.0
 
     def _leverages(self, objective: Objective) -> Array:
@@ -226,10 +233,23 @@ class OnePass:
                 "the coefficients became infinite; look for extreme values in the features"
             )
         if self.sums is not None:
-            self.sums.add(block, self.m, scores, fishers, self.intercept)
+            self.sums.add(block.solid(), self.m, scores, fishers, self.intercept)
         self.tally.add(
             [block], self.scalars[kernel.LOSS] - loss, self.scalars[kernel.PEARSON] - pearson
         )
+
+    def condense(self) -> None:
+        """Forget the rows in memory, but not what was learned from them; a stream may go on."""
+        if self.pending:
+            self._flush()
+        found = self.solution()
+        if self.streaming:
+            return
+        objective = self._objective(self.buffer)
+        self.m, self.theta = found.m.copy(), found.theta.copy()
+        self.tally = self.settled_tally(found)
+        self._prepare(objective, found)
+        self.streaming, self.buffer, self._solution = True, [], found
 
     def rewind(self) -> None:
         """Another pass over the same rows begins: TANGO goes on, the tallies begin anew."""
@@ -262,8 +282,13 @@ class OnePass:
             m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
         return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha)
 
-    def _null(self, rows: list[Rows]) -> Array:
-        """θ of the model with an intercept alone."""
+    def _null(self, rows: list[Rows], m: Array) -> Array:
+        """θ of the model with an intercept alone, or ``initial``."""
+        if self.initial is not None:
+            theta = self.initial.copy()
+            if self.intercept:
+                theta[:, -1] += theta[:, :-1] @ m
+            return theta
         theta = np.zeros((self.outputs, self.columns + 1))
         if not self.intercept:
             return theta
@@ -314,7 +339,7 @@ class OnePass:
             if not self.buffer:
                 raise DataError("there are no rows to learn from")
             objective = self._objective(self.buffer)
-            return converge(objective, self._null(self.buffer))
+            return converge(objective, self._null(self.buffer, objective.m))
         sums = self.sums or Sums(self.outputs, self.columns + 1, full=False)
         return Solution(
             self.theta, self.tally.loss, self.tally.pearson, sums, False, self.m
@@ -348,7 +373,7 @@ class OnePass:
             objective = None
             for rows in _even(again(), self.block_rows):
                 objective = self._objective([rows], self.m)
-                here, s2, part = objective.sums(theta, full=True)
+                here, s2, part = objective.sums(theta, full=True, meat=True)
                 loss, pearson, weight = loss + here, pearson + s2, weight + objective.weight
                 sums.include(part)
                 tally.add([rows], here, s2)
@@ -376,23 +401,21 @@ class OnePass:
 
 def step(model: OnePass, block: Rows, scores: Array, fishers: Array) -> None:
     """Call the compiled kernel that suits the block."""
-    order = np.arange(len(block))
+    order = np.arange(len(block)) if block.order is None else block.order
     family = (model.family.code, model.family.parameter)
-    rest = (
-        block.y, block.w, block.offset, order, model.m, model.theta, model.v, model.C, model.S,
-        model.scalars, model.alpha, model.sampled, model.rng, scores, fishers,
-    )  # fmt: skip
+    given = (block.y, block.w, block.offset, order, model.m)
+    state = (model.theta, model.v, model.C, model.S)
+    rest = (model.scalars, model.alpha, model.sampled, model.rng, scores, fishers)
     X = block.X
     if hasattr(X, "indptr"):
-        kernel.sparse_rows(*family, X.data, X.indices, X.indptr, *rest)
+        kernel.sparse_rows(*family, X.data, X.indices, X.indptr, *given, *state, *rest)
         return
     if X.shape[1] < model.columns:
         X = np.pad(X, ((0, 0), (0, model.columns - X.shape[1])))
     if model.outputs > 1 or model.family.code == kernel.MULTINOMIAL:
-        kernel.dense_rows(*family, X, *rest)
-        return
-    flat = [a[0] if a is not None and np.ndim(a) == 2 and i < 9 else a for i, a in enumerate(rest)]
-    kernel.single_rows(*family, X, *flat)
+        kernel.dense_rows(*family, X, *given, *state, *rest)
+    else:
+        kernel.single_rows(*family, X, *given, *(part[0] for part in state), *rest)
 
 
 def _block_rows(rows: Rows) -> int:
@@ -401,11 +424,6 @@ def _block_rows(rows: Rows) -> int:
         return BLOCK_ROWS
     fit = max(BLOCK_BYTES // (8 * max(rows.X.shape[1], 1)), 16)
     return int(min(BLOCK_ROWS, 2 ** int(math.log2(fit))))
-
-
-def _doubling(rows: list[Rows]) -> list[list[Rows]]:
-    """A part of the rows to begin with, as most steps need no more."""
-    return [rows[:1]] if len(rows) > 1 else []
 
 
 def _condition(H: Array) -> float:

@@ -14,7 +14,7 @@ from tangograd.stream import families as compiled
 from tangograd.stream.glm import MULTINOMIAL
 
 Array = NDArray[np.float64]
-Function = Callable[[Array], Array]
+Function = Callable[[Array], NDArray[np.bool_]]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Family:
 
     def check(self, y: Array, where: Callable[[int], str] = lambda i: f"row {i}") -> None:
         """Raise a DataError that names the first y out of the domain."""
-        bad = np.flatnonzero(~(np.isfinite(y) & self.allowed(y).astype(bool)))
+        bad = np.flatnonzero(~(np.isfinite(y) & self.allowed(y)))
         if len(bad):
             first = int(bad[0])
             raise DataError(
@@ -96,6 +96,8 @@ class Family:
         if self.code == compiled.GAUSSIAN:
             return -0.5 * y * y
         if self.code in _BINARY:
+            if not ((y > 0) & (y < 1)).any():
+                return np.zeros_like(y)
             return np.asarray(-xlogy(y, y) - xlogy(1 - y, 1 - y))
         if self.code == compiled.POISSON:
             return np.asarray(y - xlogy(y, y))
@@ -151,23 +153,19 @@ class Family:
 _BINARY = (compiled.LOGIT, compiled.PROBIT, compiled.CLOGLOG)
 
 
-def _counts(y: Array) -> Array:
-    return (y >= 0) & (y == np.floor(y))
-
-
-def _positive(y: Array) -> Array:
+def _positive(y: Array) -> NDArray[np.bool_]:
     return y > 0
 
 
-def _share(y: Array) -> Array:
+def _share(y: Array) -> NDArray[np.bool_]:
     return (y >= 0) & (y <= 1)
 
 
-def _any(y: Array) -> Array:
-    return np.ones_like(y)
+def _any(y: Array) -> NDArray[np.bool_]:
+    return np.ones_like(y, dtype=bool)
 
 
-def _not_negative(y: Array) -> Array:
+def _not_negative(y: Array) -> NDArray[np.bool_]:
     return y >= 0
 
 
@@ -176,13 +174,13 @@ _TABLE = {
     ("binomial", "logit"): (compiled.LOGIT, False, "between 0 and 1", _share),
     ("binomial", "probit"): (compiled.PROBIT, False, "between 0 and 1", _share),
     ("binomial", "cloglog"): (compiled.CLOGLOG, False, "between 0 and 1", _share),
-    ("poisson", "log"): (compiled.POISSON, False, "counts 0, 1, 2, …", _counts),
+    ("poisson", "log"): (compiled.POISSON, False, "0 or positive", _not_negative),
     ("gamma", "log"): (compiled.GAMMA, True, "positive", _positive),
     ("negative_binomial", "log"): (
         compiled.NEGATIVE_BINOMIAL,
         False,
-        "counts 0, 1, 2, …",
-        _counts,
+        "0 or positive",
+        _not_negative,
     ),
     ("tweedie", "log"): (compiled.TWEEDIE, True, "0 or positive", _not_negative),
 }

@@ -32,6 +32,7 @@ class Category:
         stated: whether the baseline was.
         codes: from each level to its number.
         counts: rows of each level, where they were counted beforehand.
+        seen: whether any row has the baseline; ``None`` before it was looked.
     """
 
     column: str
@@ -40,6 +41,7 @@ class Category:
     stated: bool = False
     codes: dict[str, int] = field(default_factory=dict)
     counts: dict[str, int] = field(default_factory=dict)
+    seen: bool | None = None
 
     @property
     def labels(self) -> list[str]:
@@ -90,7 +92,9 @@ class Category:
             return f"{self.column}: {held}"
         words = {"sorted": "first in sorted order", "given": "first of the levels given"}
         reason = "as stated in the formula" if self.stated else words.get(self.origin, self.origin)
-        return f"{self.column}: {len(self.codes)} levels, baseline {self.baseline!r} ({reason})"
+        absent = ", which no row has" if self.seen is False else ""
+        number = len(self.codes)
+        return f"{self.column}: {number} levels, baseline {self.baseline!r} ({reason}){absent}"
 
 
 def shown(labels: Sequence[str], most: int = 10) -> str:

@@ -89,7 +89,7 @@ class Objective:
             total += float(block.w @ loss)
         return total
 
-    def sums(self, theta: Array, full: bool) -> tuple[float, float, Sums]:
+    def sums(self, theta: Array, full: bool, meat: bool = False) -> tuple[float, float, Sums]:
         """Σ w loss, Σ w s²/f (0 for classes) and the sums, all without the penalty."""
         sums = Sums(self.outputs, self.size, full)
         total, pearson = 0.0, 0.0
@@ -100,7 +100,7 @@ class Objective:
                 ok = f[:, 0, 0] > 0
                 pearson += float(block.w[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
             w = block.w[:, None]
-            sums.add(block, self.m, w * s, w[:, :, None] * f, self.intercept)
+            sums.add(block, self.m, w * s, w[:, :, None] * f, self.intercept, meat)
         return total, pearson, sums
 
     def curvature(self, fisher: Array) -> Array:
@@ -136,11 +136,16 @@ def means(blocks: Sequence[Rows], width: int) -> Array:
 
 
 def converge(
-    objective: Objective, theta: Array, tolerance: float = 1e-16, iterations: int = 100
+    objective: Objective,
+    theta: Array,
+    tolerance: float = 1e-16,
+    iterations: int = 100,
+    meat: bool = True,
 ) -> Solution:
     """Fisher scoring with halved steps, until a step is worth less than ``tolerance``.
 
     That is the Newton decrement gᵀH⁻¹g over φ: the sum of the step's squares in standard errors.
+    The sums of the result include the sandwich's only if ``meat``.
     """
     theta = theta.copy()
     if theta.size > DENSE:
@@ -166,7 +171,9 @@ def converge(
             break
         theta, value = trial, trial_value
     else:
-        loss, pearson, sums = objective.sums(theta, full=True)
+        meat = True  # the sums are those before the last step
+    if meat:
+        loss, pearson, sums = objective.sums(theta, full=True, meat=True)
     return Solution(theta, loss, pearson, sums, converged, objective.m)
 
 
@@ -190,7 +197,7 @@ def _descend(objective: Objective, theta: Array) -> Solution:
         value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000}
     )
     theta = (scale * found.x).reshape(shape)
-    return Solution(theta, *objective.sums(theta, full=False), bool(found.success), objective.m)
+    return Solution(theta, *objective.sums(theta, full=False, meat=True), bool(found.success), objective.m)
 
 
 def solve(H: Array, g: Array) -> Array:

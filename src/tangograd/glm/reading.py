@@ -81,6 +81,7 @@ class Reading:
         for name, column in self.numbers.items():
             self._without(name, column, indicated=self.grows or name in layout.indicators)
         for name, levels in self.levels.items():
+            self._refuse_infinite(name, levels)
             known = MISSING in layout.categories[name].codes
             self._without(name, levels, indicated=self.grows or known)
 
@@ -89,6 +90,14 @@ class Reading:
 
     def _numbers(self, name: str, role: str = "") -> Numbers:
         return numbers(name, self._array(name, "number", role), self.faults)
+
+    def _refuse_infinite(self, name: str, levels: Levels) -> None:
+        if self.plan.kinds[name] == "number":
+            for label in {"inf", "-inf"}.intersection(levels.labels):
+                self.faults.note(
+                    levels.codes == levels.labels.index(label),
+                    lambda row: f"column {name!r} is infinite ({levels.labels[levels.codes[row]]})",
+                )
 
     def _without(
         self, name: str, column: Numbers | Levels, *, indicated: bool = False, role: str = ""

@@ -20,26 +20,37 @@ class Rows(NamedTuple):
         y: responses, or numbers of classes, shape (n,).
         w: weights.
         offset: added to η.
+        order: the numbers of the rows in X, which may have others; None for all of X as it is.
     """
 
     X: NDArray[np.floating] | sp.csr_matrix
     y: Array
     w: Array
     offset: Array
+    order: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, which: slice | NDArray[np.int64]) -> Rows:
         """Some of them."""
-        return Rows(self.X[which], self.y[which], self.w[which], self.offset[which])
+        y, w, offset = self.y[which], self.w[which], self.offset[which]
+        if self.order is None:
+            return Rows(self.X[which], y, w, offset)
+        return Rows(self.X, y, w, offset, self.order[which])
+
+    def solid(self) -> Rows:
+        """The same with an X of their own."""
+        if self.order is None:
+            return self
+        return Rows(self.X[self.order], self.y, self.w, self.offset)
 
     @property
     def bytes(self) -> int:
-        """The memory of X."""
-        if sp.issparse(self.X):
-            return int(self.X.data.nbytes + self.X.indices.nbytes + self.X.indptr.nbytes)
-        return int(self.X.nbytes)
+        """The memory of the rows of X."""
+        X = self.X
+        whole = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes if sp.issparse(X) else X.nbytes
+        return int(whole * len(self) // max(X.shape[0], 1))
 
     def centred(self, m: Array, intercept: bool = True) -> Array:
         """``[x - m, 1]``, dense, float64, shape (n, d + 1); the last column is 0 without intercept.
@@ -63,6 +74,7 @@ def together(parts: Sequence[Rows]) -> Rows:
     """The rows of all parts, one after another."""
     if len(parts) == 1:
         return parts[0]
+    parts = [part.solid() for part in parts]
     width = max(part.X.shape[1] for part in parts)
     matrices = [_widened(part.X, width) for part in parts]
     if all(sp.issparse(X) for X in matrices):

@@ -22,7 +22,7 @@ KEYS = frozenset(
         "names",
     )
 )
-CATEGORY_KEYS = frozenset(("column", "origin", "baseline", "levels", "counts"))
+CATEGORY_KEYS = frozenset(("column", "origin", "baseline", "levels", "counts", "seen"))
 ORIGINS = ("sorted", "given", "first seen")
 
 
@@ -42,6 +42,7 @@ def to_dict(design: Design) -> dict[str, Any]:
                 "baseline": category.baseline if category.stated else None,
                 "levels": [level for level in category.labels if (name, level) not in later],
                 "counts": dict(category.counts),
+                "seen": category.seen,
             }
             for name, category in design.categories.items()
         ],
@@ -127,6 +128,7 @@ def _is_category(each: Any) -> bool:
         and each["origin"] in ORIGINS
         and isinstance(each["baseline"], str | None)
         and _are_texts(each["levels"])
+        and isinstance(each["seen"], bool | None)
         and isinstance(each["counts"], dict)
         and all(isinstance(level, str) and _is_count(n) for level, n in each["counts"].items())
     )
@@ -148,7 +150,12 @@ def _is_count(value: Any) -> bool:
 def _category(each: dict[str, Any]) -> Category:
     baseline = each["baseline"]
     category = Category(
-        each["column"], each["origin"], baseline, baseline is not None, counts=each["counts"]
+        each["column"],
+        each["origin"],
+        baseline,
+        baseline is not None,
+        counts=each["counts"],
+        seen=each["seen"],
     )
     category.add(each["levels"])
     category.check_baseline()

@@ -53,7 +53,13 @@ class Sums:
         self.meat = np.zeros((p, p) if full else p)
 
     def add(
-        self, rows: Rows, m: Array, scores: Array, fishers: Array, intercept: bool = True
+        self,
+        rows: Rows,
+        m: Array,
+        scores: Array,
+        fishers: Array,
+        intercept: bool = True,
+        meat: bool = True,
     ) -> None:
         """Rows centred at m, with weighted scores and weighted Fisher matrices."""
         if not self.full:
@@ -76,8 +82,9 @@ class Sums:
                 self.fisher[here, there] += block
                 if i != j:
                     self.fisher[there, here] += block.T
-        z = (scores[:, :, None] * x[:, None, :]).reshape(len(x), -1)
-        self.meat += z.T @ z
+        if meat:
+            z = (scores[:, :, None] * x[:, None, :]).reshape(len(x), -1)
+            self.meat += z.T @ z
 
     def include(self, other: Sums) -> None:
         """Add another's sums."""

@@ -48,8 +48,13 @@ class Watch:
 
     def see(self, rows: Rows) -> None:
         """Look at rows."""
-        X, d = rows.X, rows.X.shape[1]
+        d = rows.X.shape[1]
         open_ = np.flatnonzero(~self._varied[:d])
+        self._neighbours(rows.y)
+        self.rows += len(rows)
+        if not len(open_) and self._twins == {}:
+            return
+        X = rows.solid().X
         if len(open_):
             part = X[:, open_] if len(open_) < d else X
             low, high = part.min(axis=0), part.max(axis=0)
@@ -59,8 +64,6 @@ class Watch:
             self.high[open_] = np.maximum(self.high[open_], high)
             self._varied[open_] = self.low[open_] < self.high[open_]
         self._compare(X)
-        self._neighbours(rows.y)
-        self.rows += len(rows)
 
     def _compare(self, X: NDArray[np.floating] | sp.csr_matrix) -> None:
         if self._twins is None:
@@ -80,8 +83,8 @@ class Watch:
                 del self._twins[j]
 
     def _neighbours(self, y: NDArray[np.float64]) -> None:
-        before = y if self._last is None else np.r_[self._last, y]
-        self._sums += [y.sum(), y @ y, before[1:] @ before[:-1], len(before) - 1]
+        before, pairs = (0.0, len(y) - 1) if self._last is None else (self._last, len(y))
+        self._sums += (y.sum(), y @ y, y[1:] @ y[:-1] + before * y[0], pairs)
         self._last = float(y[-1])
 
     def constant(self) -> list[int]:

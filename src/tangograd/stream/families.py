@@ -16,6 +16,7 @@ GAUSSIAN, LOGIT, PROBIT, CLOGLOG, POISSON, GAMMA, NEGATIVE_BINOMIAL, TWEEDIE = r
 
 #: exp(η) stays a number, and no real mean is that far
 _LARGEST = 50.0
+_LARGEST_COUNT = 1e15
 _SMALLEST_MILLS = -30.0
 _SQRT_HALF = math.sqrt(0.5)
 _SQRT_TWO_OVER_PI = math.sqrt(2 / math.pi)
@@ -38,8 +39,10 @@ def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     """Loss, score and Fisher weight of one row; see the module."""
     if family == LOGIT:
         e = math.exp(-abs(eta))
-        p = 1 / (1 + e) if eta >= 0 else e / (1 + e)
-        return math.log1p(e) + max(eta, 0.0) - y * eta, p - y, e / ((1 + e) * (1 + e))
+        inverse = 1 / (1 + e)
+        p = inverse if eta >= 0 else e * inverse
+        # log(1 + e) is off by 1e-16 at most, and twice as quick as log1p
+        return math.log(1 + e) + max(eta, 0.0) - y * eta, p - y, e * inverse * inverse
     if family == GAUSSIAN:
         return 0.5 * eta * eta - y * eta, eta - y, 1.0
     if family == POISSON:
@@ -51,11 +54,13 @@ def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     if family == NEGATIVE_BINOMIAL:
         mu = _exp(eta)
         spread = 1 + parameter * mu
-        loss = (y + 1 / parameter) * math.log(spread) - y * eta
+        # beyond the largest μ the logarithm goes on along its asymptote: the loss must not fall
+        beyond = max(eta - _LARGEST, 0.0)
+        loss = (y + 1 / parameter) * (math.log(spread) + beyond) - y * eta
         return loss, (mu - y) / spread, mu / spread
     if family == TWEEDIE:
-        rise = _exp((1 - parameter) * eta)  # μ^(1-p)
         mu = _exp(eta)
+        rise = math.exp((1 - parameter) * min(max(eta, -_LARGEST), _LARGEST))  # μ^(1-p)
         loss = mu * rise / (2 - parameter) - y * rise / (1 - parameter)
         return loss, (mu - y) * rise, mu * rise
     if family == PROBIT:
@@ -91,6 +96,14 @@ def mean_of(family, eta):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
+def _count(mu, rng):  # type: ignore[no-untyped-def]
+    """A Poisson number; normal where it would not be an integer of 64 bits."""
+    if mu > _LARGEST_COUNT:
+        return mu + math.sqrt(mu) * rng.standard_normal()
+    return float(rng.poisson(mu))
+
+
+@njit(cache=True, error_model="numpy")
 def draw(family, parameter, eta, dispersion, rng):  # type: ignore[no-untyped-def]
     """A pseudo-sample ỹ of the model."""
     mu = mean_of(family, eta)
@@ -99,13 +112,13 @@ def draw(family, parameter, eta, dispersion, rng):  # type: ignore[no-untyped-de
     if family in (LOGIT, PROBIT, CLOGLOG):
         return 1.0 if rng.random() < mu else 0.0
     if family == POISSON:
-        return float(rng.poisson(mu))
+        return _count(mu, rng)
     if family == GAMMA:
         return rng.gamma(1 / dispersion, mu * dispersion)
     if family == NEGATIVE_BINOMIAL:
-        return float(rng.poisson(rng.gamma(1 / parameter, mu * parameter)))
+        return _count(rng.gamma(1 / parameter, mu * parameter), rng)
     # Tweedie with 1 < p < 2: a Poisson number of gamma variables
-    jumps = rng.poisson(mu ** (2 - parameter) / ((2 - parameter) * dispersion))
+    jumps = _count(mu ** (2 - parameter) / ((2 - parameter) * dispersion), rng)
     if jumps == 0:
         return 0.0
     shape = (2 - parameter) / (parameter - 1)

@@ -27,7 +27,8 @@ import math
 import numpy as np
 from numba import njit
 
-from tangograd.stream.families import draw, point
+from tangograd.stream.families import GAMMA as GAMMA_FAMILY
+from tangograd.stream.families import GAUSSIAN, TWEEDIE, draw, point
 
 #: the state's scalars, in one array
 (
@@ -43,7 +44,7 @@ from tangograd.stream.families import draw, point
     PENALTY_ROWS,  # for how many rows
     WEIGHT,  # Σ w
     LOSS,  # Σ w loss
-    PEARSON,  # Σ w s²/f, an estimate of n φ
+    PEARSON,  # Σ w s²/f, an estimate of n φ where φ is free
     SCALE,  # s of v = s u
     LAG,  # b of θ = φ - b u
     LEVERAGE,  # rows whose γ was bounded
@@ -52,6 +53,8 @@ from tangograd.stream.families import draw, point
 SCALARS = 17
 
 MULTINOMIAL = -1
+#: the families whose dispersion is estimated
+FREE = (GAUSSIAN, GAMMA_FAMILY, TWEEDIE)
 BOUND = 3.0
 GROWTH = 1.05
 #: γ ≤ LARGEST / A, half of what is stable in mean square
@@ -65,7 +68,9 @@ _SUMS = {"contract", "reassoc", "nsz", "arcp"}
 @njit(cache=True, error_model="numpy")
 def _pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-untyped-def]
     """The square of a pseudo-sample's score, an unbiased estimate of f."""
-    dispersion = scalars[PEARSON] / scalars[WEIGHT] if scalars[WEIGHT] > 0 else 1.0
+    dispersion = 1.0
+    if family in (GAUSSIAN, GAMMA_FAMILY, TWEEDIE) and scalars[PEARSON] > 0:
+        dispersion = scalars[PEARSON] / scalars[WEIGHT]
     pseudo = draw(family, parameter, eta, dispersion, rng)
     return point(family, parameter, eta, pseudo)[1] ** 2 / dispersion
 
@@ -74,10 +79,11 @@ def _pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-unt
 def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-def]
     """γ of this row, which moves η by γ ``moved``; keeps the statistics."""
     gamma = scalars[GAMMA]
-    if q > 0:
-        scalars[Q2] += q2 * min(1.0, 1 / (gamma * q))
     if gamma * q > 1:
         gamma = 1 / q
+        scalars[Q2] += q2 * gamma / scalars[GAMMA]
+    else:
+        scalars[Q2] += q2
     if gamma * moved > BOUND:
         gamma = BOUND / moved
     scalars[LEVERAGE] += gamma < scalars[GAMMA]
@@ -96,7 +102,7 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
     if family != MULTINOMIAL:
         loss, s[0], f = point(family, parameter, eta[0], y)
         H[0, 0] = f
-        pearson = s[0] * s[0] / f if f > 0 else 0.0
+        pearson = s[0] * s[0] / f if family in FREE and f > 0 else 0.0
         if sampled:
             f = _pseudo_fisher(family, parameter, eta[0], scalars, rng)
         a[0] = w * (s[0] - f * t[0])
@@ -147,7 +153,7 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
     for i in range(outputs):
         a[i] = w * (s[i] + a[i])
         moved = max(moved, abs(a[i]) * q[i])
-    gamma = rate(scalars, w, loss, fq, fq2, 1.0, moved)
+    gamma = rate(scalars, w, loss, fq, fq2, 0.0, moved)
     for i in range(outputs):
         a[i] *= gamma
 
@@ -167,9 +173,15 @@ def renew(scalars, S, C, alpha):  # type: ignore[no-untyped-def]
     if scalars[Q] > 0:
         A = 0.5 * scalars[Q2] / scalars[Q]
         scalars[GAMMA] = min(LARGEST / A, scalars[CONSTANT] / math.sqrt(A * k))
-    if alpha > 0:
-        scalars[PENALTY_ROWS] = max(1.0, math.floor(STRIDE / scalars[GAMMA]))
-        scalars[PENALTY] = k + scalars[PENALTY_ROWS]
+    if alpha > 0 and scalars[PENALTY] == 0:
+        _schedule_penalty(scalars)
+
+
+@njit(cache=True, error_model="numpy")
+def _schedule_penalty(scalars):  # type: ignore[no-untyped-def]
+    """The next time; renewals in between leave it alone, or the rows before them had none."""
+    scalars[PENALTY_ROWS] = max(1.0, math.floor(STRIDE / scalars[GAMMA]))
+    scalars[PENALTY] = scalars[ROWS] + scalars[PENALTY_ROWS]
 
 
 @njit(cache=True, error_model="numpy")
@@ -187,7 +199,7 @@ def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-de
                 mean += (theta[i, j] - v[i, j]) / (outputs + 1)
         for i in range(outputs):
             v[i, j] += rate * C[i, j] * (theta[i, j] - v[i, j] - mean)
-    scalars[PENALTY] = scalars[ROWS] + scalars[PENALTY_ROWS]
+    _schedule_penalty(scalars)
 
 
 @njit(cache=True, error_model="numpy", fastmath=_SUMS, nogil=True)
@@ -214,25 +226,25 @@ def single_rows(  # type: ignore[no-untyped-def]
     """``dense_rows`` of one output, in half the time: the arrays have one dimension less."""
     d = X.shape[1]
     x = np.empty(d)
-    keeping = len(scores) > 0
+    keeping, free = len(scores) > 0, family in FREE
     for n in range(len(order)):
         row = order[n]
         k = scalars[ROWS] + 1
         scalars[ROWS] = k
         keep, dt = 1 - scalars[DT], 1 / k
-        eta, t, q = theta[d] + offset[row], v[d], C[d]
+        eta, t, q = theta[d] + offset[n], v[d], C[d]
         for j in range(d):
             x_j = X[row, j] - m[j]
             x[j] = x_j
             eta += x_j * theta[j]
             t += x_j * v[j]
             q += C[j] * x_j * x_j
-        loss, s, f = point(family, parameter, eta, y[row])
-        weight = w[row]
+        loss, s, f = point(family, parameter, eta, y[n])
+        weight = w[n]
         f_hat = _pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
         a = weight * (s - f_hat * keep * t)
         fq = weight * f_hat * q
-        pearson = s * s / f if f > 0 else 0.0
+        pearson = s * s / f if free and f > 0 else 0.0
         a *= rate(scalars, weight, loss, fq, fq * fq, pearson, abs(a) * q)
         f *= weight
         for j in range(d):
@@ -276,7 +288,7 @@ def dense_rows(  # type: ignore[no-untyped-def]
     scores,
     fishers,
 ):
-    """Learn from the rows ``order`` of X, shape (n, d), in that order.
+    """Learn from the rows ``order`` of X, in that order.
 
     Args:
         family: its number.
@@ -285,7 +297,7 @@ def dense_rows(  # type: ignore[no-untyped-def]
         y: responses, or the numbers of the classes.
         w: weights.
         offset: added to every η.
-        order: which rows, and when.
+        order: which row of X each of them belongs to.
         m: what x is centred at, shape (d,).
         theta: θ, shape (outputs, d + 1), the last column the intercept (of the centred x).
         v: the velocity.
@@ -312,15 +324,15 @@ def dense_rows(  # type: ignore[no-untyped-def]
         for j in range(d):
             x[j] = X[row, j] - m[j]
         for i in range(outputs):
-            eta_i, t_i, q_i = theta[i, d] + offset[row], v[i, d], C[i, d]
+            eta_i, t_i, q_i = theta[i, d] + offset[n], v[i, d], C[i, d]
             for j in range(d):
                 eta_i += x[j] * theta[i, j]
                 t_i += x[j] * v[i, j]
                 q_i += C[i, j] * x[j] * x[j]
             eta[i], t[i], q[i] = eta_i, keep * t_i, q_i
-        step(family, parameter, eta, t, q, y[row], w[row], sampled, rng, scalars, s, H, a)
+        step(family, parameter, eta, t, q, y[n], w[n], sampled, rng, scalars, s, H, a)
         for i in range(outputs):
-            a_i, f = a[i], w[row] * H[i, i]
+            a_i, f = a[i], w[n] * H[i, i]
             for j in range(d):
                 v_ij = keep * v[i, j] + a_i * C[i, j] * x[j]
                 v[i, j] = v_ij
@@ -332,9 +344,9 @@ def dense_rows(  # type: ignore[no-untyped-def]
         scalars[DT] = dt
         if keeping:
             for i in range(outputs):
-                scores[n, i] = w[row] * s[i]
+                scores[n, i] = w[n] * s[i]
                 for j in range(outputs):
-                    fishers[n, i, j] = w[row] * H[i, j]
+                    fishers[n, i, j] = w[n] * H[i, j]
         if alpha > 0 and k >= scalars[PENALTY]:
             penalise(scalars, theta, v, C, alpha, family)
         if k >= scalars[RENEWAL]:
@@ -426,22 +438,22 @@ def sparse_rows(  # type: ignore[no-untyped-def]
             r, rho = centred[i, 0], centred[i, 1]
             xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
             for e in range(begin, end):
-                j, x = indices[e], data[e]
+                j, x = indices[e], np.float64(data[e])
                 xu += x * v[i, j]
                 xphi += x * theta[i, j]
                 xCm += x * Cm[i, j]
                 xCx += x * x * C[i, j]
             along_u = v[i, d] + xu - r * xCm - (centred[i, 2] - r * mCm[i])
             along_phi = theta[i, d] + xphi - rho * xCm - (centred[i, 3] - rho * mCm[i])
-            eta[i] = offset[row] + along_phi - lag * along_u
+            eta[i] = offset[n] + along_phi - lag * along_u
             t[i] = scale * along_u
             q[i] = max(0.0, C[i, d] + xCx - 2 * xCm + mCm[i])
-        step(family, parameter, eta, t, q, y[row], w[row], sampled, rng, scalars, s, H, a)
+        step(family, parameter, eta, t, q, y[n], w[n], sampled, rng, scalars, s, H, a)
         for i in range(outputs):
-            gain, f = a[i] / scale, w[row] * H[i, i]
+            gain, f = a[i] / scale, w[n] * H[i, i]
             along = 0.0
             for e in range(begin, end):
-                j, x = indices[e], data[e]
+                j, x = indices[e], np.float64(data[e])
                 Cx = C[i, j] * x
                 v[i, j] += gain * Cx
                 theta[i, j] += lag * gain * Cx
@@ -458,9 +470,9 @@ def sparse_rows(  # type: ignore[no-untyped-def]
         scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
         if keeping:
             for i in range(outputs):
-                scores[n, i] = w[row] * s[i]
+                scores[n, i] = w[n] * s[i]
                 for j in range(outputs):
-                    fishers[n, i, j] = w[row] * H[i, j]
+                    fishers[n, i, j] = w[n] * H[i, j]
         if alpha > 0 and k >= scalars[PENALTY]:
             fold(theta, v, S, Cm, centred, f_sum, m, scalars)
             penalise(scalars, theta, v, C, alpha, family)
