@@ -59,9 +59,7 @@ CASES = {
         COUNTS,
         parameter=0.4,
     ),
-    "tweedie": Case(
-        compiled.TWEEDIE, np.exp, None, (0.0, 0.3, 5.0), parameter=1.6, dispersion=PHI
-    ),
+    "tweedie": Case(compiled.TWEEDIE, np.exp, None, (0.0, 0.3, 5.0), parameter=1.6, dispersion=PHI),
 }
 POINTS = [(name, y) for name, case in CASES.items() for y in case.targets]
 every_family = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
@@ -154,7 +152,9 @@ def test_sums_over_all_counts_give_the_fisher_weight(case):
 @every_target
 def test_extreme_predictors_stay_finite_and_cost_no_less(case, y):
     """The loss rises, or stays, on the way out from its minimum: line searches rely on it."""
-    etas = np.array([-1e4, -700, -300, -100, -60, -50, -40, -20, -8, 8, 20, 40, 50, 60, 100, 700, 1e4])
+    etas = np.array(
+        [-1e4, -700, -300, -100, -60, -50, -40, -20, -8, 8, 20, 40, 50, 60, 100, 700, 1e4]
+    )
     loss, s, f = compiled.points(case.code, case.parameter, etas, np.full(len(etas), y))
     for part in (loss, s, f):
         assert np.isfinite(part).all()
@@ -171,7 +171,9 @@ def test_extreme_predictors_stay_finite_and_cost_no_less(case, y):
 def test_draws_have_the_mean_the_variance_and_the_fisher_weight(case, eta):
     """Within five standard errors."""
     rng, n = np.random.default_rng(7), 20_000
-    y = np.array([compiled.draw(case.code, case.parameter, eta, case.dispersion, rng) for _ in range(n)])
+    y = np.array(
+        [compiled.draw(case.code, case.parameter, eta, case.dispersion, rng) for _ in range(n)]
+    )
     mu = case.mean(eta)
     _, s, f = compiled.points(case.code, case.parameter, np.full(n, eta), y)
     for sample, expected in (

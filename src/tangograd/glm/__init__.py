@@ -1,8 +1,8 @@
 """Generalised linear models of any amount of data, at maximum-likelihood accuracy in one pass.
 
-:class:`TangoRegressor` and :class:`TangoClassifier` are scikit-learn estimators; ``tangograd fit`` is
-the same for files. A model is a :class:`Family` of responses; :func:`family` makes those that have a
-parameter.
+:class:`TangoRegressor` and :class:`TangoClassifier` are scikit-learn estimators; ``tangograd fit``
+is the same for files. A model has a :class:`Family` of responses; :func:`family` makes those that
+have a parameter.
 """
 
 from __future__ import annotations

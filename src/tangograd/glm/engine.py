@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,8 +15,8 @@ from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.newton import DENSE, Objective, Solution, converge, means, solve
 from tangograd.glm.precision import Precision
-from tangograd.glm.rows import Rows, blocks, together
-from tangograd.glm.sums import Sums
+from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
+from tangograd.glm.sums import Sums, respond, squares
 from tangograd.glm.tally import Tally
 from tangograd.glm.watch import Watch
 from tangograd.stream import glm as kernel
@@ -30,6 +31,10 @@ START_ROWS_EACH = 50
 #: and that on so many of these
 FIRST_ROWS = 2000
 FIRST_ROWS_EACH = 10
+#: until Σ f reaches this share of them
+INFORMATION = 0.05
+#: with a normal prior of this precision on standardised coefficients, against rare events
+PRIOR = 1.0
 #: sums run over blocks of so many rows at most, whatever the chunks that rows come in
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 8_000_000
@@ -39,6 +44,9 @@ FULL_COVARIANCE = 500
 EAGERNESS = 1.5
 #: mean(1/λ) where the start did not form the Fisher matrix
 UNKNOWN_CONDITION = 4.0
+#: λ below the first do not count in that mean, those below the second as if they were it
+NO_CURVATURE = 1e-5
+LITTLE_CURVATURE = 1e-3
 POLISH_PASSES = 3
 POLISHED = 0.01
 
@@ -48,8 +56,8 @@ class OnePass:
 
     Up to ``BUFFER_BYTES`` of rows are kept, and their maximum-likelihood estimate is the result if
     no more come. Otherwise Fisher scoring on the first of them starts TANGO, which then sees each
-    row once (:mod:`tangograd.stream.glm`). The result depends on the rows and their order alone, not
-    on how they were cut into chunks, to the last bit.
+    row once (:mod:`tangograd.stream.glm`). The result depends on the rows and their order alone, to
+    the last bit, not on how they were cut into chunks.
 
     Args:
         family: the family.
@@ -120,7 +128,7 @@ class OnePass:
     # --- learning
 
     def feed(
-        self, X: object, y: Array, weights: Array | None = None, offset: Array | None = None
+        self, X: Matrix, y: Array, weights: Array | None = None, offset: Array | None = None
     ) -> None:
         """Learn from rows: X of shape (n, columns) dense or CSR, y of shape (n,)."""
         n = len(y)
@@ -158,20 +166,13 @@ class OnePass:
 
     def _start(self) -> None:
         """Fisher scoring on the first rows of the buffer; TANGO on the others."""
-        wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
-        first: list[Rows] = []
-        while self.buffer and wanted > 0:
-            block = self.buffer.pop(0)
-            if len(block) > wanted:
-                self.buffer.insert(0, block.take(slice(wanted, None)))
-                block = block.take(slice(wanted))
-            wanted -= len(block)
-            first.append(block.solid())
-        objective = self._objective(first)
+        first = self._first()
+        objective = self._objective(first, prior=PRIOR)
         theta = self._null(first, objective.m)
         few = [first[0].take(slice(max(FIRST_ROWS, FIRST_ROWS_EACH * self.columns)))]
         if len(few[0]) < len(first[0]):  # most steps need no more
-            theta = converge(self._objective(few, objective.m), theta, 1e-2, 20, False).theta
+            few_theta = converge(self._objective(few, objective.m, PRIOR), theta, 1e-2, 20, False)
+            theta = few_theta.theta
         found = converge(objective, theta, 1e-2, 20, meat=False)
         self.m, self.theta = objective.m, found.theta
         self._prepare(objective, found)
@@ -181,16 +182,37 @@ class OnePass:
         for block in rest:
             self._stream(block)
 
+    def _first(self) -> list[Rows]:
+        """Take the rows that start the stream out of the buffer.
+
+        They are more where each says little: where events are rare, the Fisher weights f at the
+        mean are small.
+        """
+        wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
+        first: list[Rows] = []
+        while self.buffer:
+            block = self.buffer.pop(0)
+            missing = wanted - sum(len(part) for part in first)
+            if 0 < missing < len(block):
+                self.buffer.insert(0, block.take(slice(missing, None)))
+                block = block.take(slice(missing))
+            first.append(block.solid())
+            tally = Tally(self.family, self.outputs + 1)
+            tally.add(first, 0.0, 0.0)
+            if missing <= len(block) and tally.information() >= INFORMATION * wanted:
+                break
+        return first
+
     def _prepare(self, objective: Objective, found: Solution) -> None:
         """The state of the stream after the rows that started it."""
         scalars, sums = self.scalars, found.sums
         n = sum(len(block) for block in objective.blocks)
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
         self.S[:] = diagonal.reshape(self.S.shape)
-        self.S[self.S <= 1e-12 * n * np.finfo(float).eps] = 0.0
+        self.S[1e-12 * n * np.finfo(float).eps >= self.S] = 0.0
         condition = UNKNOWN_CONDITION
         if sums.full:
-            condition = _condition(objective.curvature(sums.fisher))
+            condition = _condition(objective.penalised(sums.fisher))
         scalars[kernel.CONSTANT] = EAGERNESS * math.sqrt(condition / 4)
         scalars[kernel.ROWS] = n
         scalars[kernel.DT] = 1 / n
@@ -208,16 +230,14 @@ class OnePass:
             self.sums.gradient[:] = 0.0
 
     def _leverages(self, objective: Objective) -> Array:
-        """q of the rows that started the stream."""
-        from tangograd.glm.sums import respond
-
+        """Q of the rows that started the stream."""
         n = sum(len(block) for block in objective.blocks)
         C = np.where(self.S > 0, n / np.where(self.S > 0, self.S, 1.0), 0.0)
         result = []
         for block in objective.blocks:
             _, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
-            x = block.centred(self.m, self.intercept)
-            result.append(block.w * np.einsum("nii,ni->n", f, (x * x) @ C.T))
+            q = np.column_stack([squares(block.X, self.m, c, self.intercept) for c in C])
+            result.append(block.w * np.einsum("nii,ni->n", f, q))
         return np.concatenate(result)
 
     def _stream(self, block: Rows) -> None:
@@ -255,9 +275,9 @@ class OnePass:
         """Another pass over the same rows begins: TANGO goes on, the tallies begin anew."""
         if self.pending:
             self._flush()
-        self.passes += 1
         if not self.streaming:
             raise DataError("rows in memory are fit to convergence: further passes change nothing")
+        self.passes += 1
         self.tally = Tally(self.family, self.outputs + 1)
         if self.sums is not None:
             self.sums = Sums(self.outputs, self.columns + 1, self.sums.full)
@@ -271,16 +291,19 @@ class OnePass:
             setattr(self, name, np.insert(getattr(self, name), [self.columns] * extra, 0.0, axis=1))
         self.m = np.r_[self.m, np.zeros(extra)]
         self.columns = columns
+        self._solution = self.polished = None
         self.watch.grow(columns)
         if self.sums is not None:
             self.sums.grow(columns + 1)
 
     # --- results
 
-    def _objective(self, rows: list[Rows], m: Array | None = None) -> Objective:
+    def _objective(
+        self, rows: list[Rows], m: Array | None = None, prior: float = 0.0
+    ) -> Objective:
         if m is None:
             m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
-        return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha)
+        return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha, prior)
 
     def _null(self, rows: list[Rows], m: Array) -> Array:
         """θ of the model with an intercept alone, or ``initial``."""
@@ -317,12 +340,9 @@ class OnePass:
         """This with no rows pending; a copy if there are."""
         if not self.pending:
             return self
-        other = copy.copy(self)
-        if not self.streaming:
-            other.buffer = list(self.buffer)
-            other.watch = copy.deepcopy(self.watch)
-        else:
-            other = copy.deepcopy(self)
+        # rows are never written to, so the copy may share them
+        shared = {id(part): list(part) for part in (self.buffer, self.pending)}
+        other = copy.deepcopy(self, shared)
         other._flush()
         return other
 
@@ -339,10 +359,13 @@ class OnePass:
             if not self.buffer:
                 raise DataError("there are no rows to learn from")
             objective = self._objective(self.buffer)
-            return converge(objective, self._null(self.buffer, objective.m))
+            found = converge(objective, self._null(self.buffer, objective.m))
+            if self.kind == "full" and not found.sums.full:
+                found = found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
+            return found
         sums = self.sums or Sums(self.outputs, self.columns + 1, full=False)
         return Solution(
-            self.theta, self.tally.loss, self.tally.pearson, sums, False, self.m
+            self.theta, self.tally.loss, self.tally.pearson, sums, False, self.m, streamed=True
         )
 
     def coefficients(self) -> Array:
@@ -390,8 +413,11 @@ class OnePass:
             self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, self.m)
             if implied < POLISHED:
                 break
+        self.theta, self.v[:] = theta.copy(), 0.0
 
-    def fitted(self, names: tuple[str, ...] | None = None, labels: tuple | None = None) -> Fitted:
+    def fitted(
+        self, names: tuple[str, ...] | None = None, labels: tuple[object, ...] | None = None
+    ) -> Fitted:
         """Everything that is known at the end; names of the columns without the intercept."""
         here = self.settled()
         found = self.solution()
@@ -406,34 +432,39 @@ def step(model: OnePass, block: Rows, scores: Array, fishers: Array) -> None:
     given = (block.y, block.w, block.offset, order, model.m)
     state = (model.theta, model.v, model.C, model.S)
     rest = (model.scalars, model.alpha, model.sampled, model.rng, scores, fishers)
-    X = block.X
-    if hasattr(X, "indptr"):
-        kernel.sparse_rows(*family, X.data, X.indices, X.indptr, *given, *state, *rest)
+    X, rows = block.X, cast(Any, kernel)
+    if is_sparse(X):
+        rows.sparse_rows(*family, X.data, X.indices, X.indptr, *given, *state, *rest)
         return
     if X.shape[1] < model.columns:
         X = np.pad(X, ((0, 0), (0, model.columns - X.shape[1])))
     if model.outputs > 1 or model.family.code == kernel.MULTINOMIAL:
-        kernel.dense_rows(*family, X, *given, *state, *rest)
+        rows.dense_rows(*family, X, *given, *state, *rest)
     else:
-        kernel.single_rows(*family, X, *given, *(part[0] for part in state), *rest)
+        rows.single_rows(*family, X, *given, *(part[0] for part in state), *rest)
 
 
 def _block_rows(rows: Rows) -> int:
     """A power of two, by the width of the first rows alone."""
-    if hasattr(rows.X, "indptr"):
+    if is_sparse(rows.X):
         return BLOCK_ROWS
     fit = max(BLOCK_BYTES // (8 * max(rows.X.shape[1], 1)), 16)
     return int(min(BLOCK_ROWS, 2 ** int(math.log2(fit))))
 
 
 def _condition(H: Array) -> float:
-    """mean(1/λ) of the Fisher matrix scaled to diagonal 1."""
+    """mean(1/λ) of the Fisher matrix scaled to diagonal 1.
+
+    Dependent columns have directions without curvature, where there is nothing to learn; and those
+    with next to none stay close to the start for any γ that the others can bear.
+    """
     diagonal = np.diag(H)
     here = diagonal > 0
     scale = 1 / np.sqrt(diagonal[here])
     R = H[np.ix_(here, here)] * scale[:, None] * scale
     values = np.linalg.eigvalsh(R)
-    return float(np.mean(1 / np.maximum(values, 1e-6)))
+    values = values[values > NO_CURVATURE]
+    return float(np.mean(1 / np.maximum(values, LITTLE_CURVATURE))) if len(values) else 1.0
 
 
 def _even(parts: Iterable[Rows], size: int) -> Iterable[Rows]:

@@ -554,7 +554,9 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
         X, y = self._checked(X, y, reset=True)
         self.classes_ = _classes(y)
         if len(self.classes_) < 2:
-            raise ValueError(f"there is only one class, {self.classes_[0]!r}: nothing to tell apart")
+            raise ValueError(
+                f"there is only one class, {self.classes_[0]!r}: nothing to tell apart"
+            )
         return self._fit(self._rows(X, y, self._weighted(y, sample_weight, X), offset, None))
 
     def partial_fit(
@@ -570,10 +572,14 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
         X, y = self._checked(X, y, reset=first)
         if first:
             if classes is None:
-                raise ValueError("the first call of partial_fit needs classes=, all of the stream's")
+                raise ValueError(
+                    "the first call of partial_fit needs classes=, all of the stream's"
+                )
             self.classes_ = unique_labels(classes)
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
-            raise ValueError(f"classes={classes!r} are not those of the first call, {self.classes_}")
+            raise ValueError(
+                f"classes={classes!r} are not those of the first call, {self.classes_}"
+            )
         if self.class_weight == "balanced":
             raise ValueError(
                 "class_weight='balanced' needs all rows; give partial_fit the weights themselves"
@@ -591,7 +597,9 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
         """Shape (1,) or (classes,)."""
         return _centred_classes(self._theta()[:, -1:])[:, 0]
 
-    def decision_function(self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None) -> Array:
+    def decision_function(
+        self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None
+    ) -> Array:
         """The log-odds of the second class, shape (n,); or of all classes, centred, (n, classes)."""
         _, eta = self._predictors(X, offset)
         if len(self.classes_) == 2:
@@ -707,8 +715,10 @@ def predictor_errors(fitted: Fitted, X: Any) -> Array:
     else:
         cross, inner, base = np.zeros(X.shape[0]), V, 0.0
     XV = np.asarray(X @ inner)
-    squares = np.asarray(X.multiply(XV).sum(axis=1)).ravel() if sp.issparse(X) else (
-        np.einsum("ij,ij->i", X, XV)
+    squares = (
+        np.asarray(X.multiply(XV).sum(axis=1)).ravel()
+        if sp.issparse(X)
+        else (np.einsum("ij,ij->i", X, XV))
     )
     return np.asarray(np.sqrt(np.maximum(squares + 2 * cross + base, 0.0)))
 

@@ -76,8 +76,9 @@ class Family:
         if self.link == "log":
             return float(np.log(max(mu, 1e-10)))
         mu = min(max(mu, 1e-10), 1 - 1e-10)
-        inverse = {"logit": logit, "probit": ndtri, "cloglog": lambda p: np.log(-np.log1p(-p))}
-        return float(inverse[self.link](mu))
+        if self.link == "cloglog":
+            return float(np.log(-np.log1p(-mu)))
+        return float(logit(mu) if self.link == "logit" else ndtri(mu))
 
     def loss(self, eta: Array, y: Array) -> Array:
         """Half the unit deviance, up to ``saturated(y)``; shape of η."""
@@ -94,7 +95,7 @@ class Family:
     def saturated(self, y: Array) -> Array:
         """The least loss that any η has at y."""
         if self.code == compiled.GAUSSIAN:
-            return -0.5 * y * y
+            return np.zeros_like(y)
         if self.code in _BINARY:
             if not ((y > 0) & (y < 1)).any():
                 return np.zeros_like(y)
@@ -121,9 +122,7 @@ class Family:
             return np.log(y)
         if self.code == compiled.NEGATIVE_BINOMIAL:
             a = self.parameter
-            return np.asarray(
-                y * np.log(a) + gammaln(y + 1 / a) - gammaln(1 / a) - gammaln(y + 1)
-            )
+            return np.asarray(y * np.log(a) + gammaln(y + 1 / a) - gammaln(1 / a) - gammaln(y + 1))
         return np.zeros_like(y)
 
     def log_likelihood(
@@ -139,13 +138,17 @@ class Family:
             return float(-0.5 * weight * (np.log(2 * np.pi * dispersion) + 1))
         if self.code == compiled.GAMMA:
             nu = 1 / dispersion
-            return float(
-                -nu * loss + weight * (nu * np.log(nu) - gammaln(nu)) + (nu - 1) * base
-            )
+            return float(-nu * loss + weight * (nu * np.log(nu) - gammaln(nu)) + (nu - 1) * base)
         return base - loss
 
-    def null_loss(self, mean: float, weight: float) -> float:
-        """Σ w loss of the model with one mean for all; the loss is affine in y."""
+    def null_loss(self, mean: float, weight: float, variation: float) -> float:
+        """Σ w loss of the model with one mean for all.
+
+        Given the mean and the sum of the weights, and ``Σ w (y - mean)²``: the loss is affine in y
+        but for gaussian models, where it is half the square.
+        """
+        if self.code == compiled.GAUSSIAN:
+            return 0.5 * variation
         eta = np.array([self.predictor(mean)])
         return float(weight * self.loss(eta, np.array([mean]))[0])
 
@@ -194,8 +197,8 @@ def family(name: str | Family, link: str | None = None, **parameters: float) -> 
     """A family by its name, with its canonical or log link unless another is named.
 
     Args:
-        name: ``"gaussian"`` (link identity), ``"binomial"`` (logit, probit, cloglog), ``"poisson"``,
-            ``"gamma"``, ``"negative_binomial"`` or ``"tweedie"`` (log).
+        name: ``"gaussian"`` (link identity), ``"binomial"`` (logit, probit, cloglog),
+            ``"poisson"``, ``"gamma"``, ``"negative_binomial"`` or ``"tweedie"`` (log).
         link: the link's name.
         **parameters: ``dispersion`` of the negative binomial (1 by default: the variance is
             μ + dispersion μ²), ``power`` of the Tweedie family (1.5; between 1 and 2: the variance

@@ -44,10 +44,11 @@ class Fitted:
             the final parameters.
         alpha: the penalty.
         passes: over the data, polishing included.
-        converged: the estimates are those of (penalised) maximum likelihood to 0.01 standard errors.
+        converged: the estimates are those of (penalised) maximum likelihood, to 0.01 standard
+            errors.
         notes: what the user should know, a sentence each.
         trace_rows: numbers of rows, increasing.
-        trace_loss: the mean loss (minus log-likelihood) a row between the previous number of rows
+        trace_loss: the mean loss (half the unit deviance) a row between the previous number of rows
             and this.
     """
 

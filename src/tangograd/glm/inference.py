@@ -116,6 +116,10 @@ def infer(
     options = parameters or {}
     labels = None if given is None else [_label(value, kind) for value in given]
     found = labels or sorted(_plain(value) for value in values)
+    if not found:
+        raise DataError(f"the target {column!r} has no values where it was looked at")
+    if kind == "number" and set(found) <= {0, 1}:
+        found = labels or [0, 1]
     inferred = name is None
     if name is None:
         name, why = _inferred(column, kind, found, named=labels is not None)
@@ -143,16 +147,12 @@ def _inferred(column: str, kind: Kind, found: Sequence[Any], *, named: bool) -> 
     if kind == "boolean":
         return "binomial", "holds true and false"
     if kind == "text" or named:
-        if len(found) > MOST_CLASSES and not named:
-            raise DataError(
-                f"the target {column!r} holds text of more than {MOST_CLASSES} different values "
-                f"({shown([str(x) for x in found], 3)}): if it is a number, look for a value that "
-                "is not one; if these are classes, say so with --family multinomial"
-            )
+        if not named:
+            check_few(column, found)
         several = len(found) > 2
         held = f"{len(found)} classes" if several else "two classes"
         return "multinomial" if several else "binomial", f"has {held}"
-    if set(found) <= {0, 1}:
+    if list(found) == [0, 1]:
         return "binomial", "holds 0 and 1"
     if len(found) == 2:
         return "binomial", f"holds two values, {found[0]} and {found[1]}"
@@ -161,9 +161,23 @@ def _inferred(column: str, kind: Kind, found: Sequence[Any], *, named: bool) -> 
     return "gaussian", "holds numbers"
 
 
+def check_few(column: str, found: Sequence[Any]) -> None:
+    """Make sure that texts are classes, not numbers with one odd value or names of the rows.
+
+    Raises:
+        DataError: there are too many of them.
+    """
+    if len(found) > MOST_CLASSES:
+        raise DataError(
+            f"the target {column!r} holds text of more than {MOST_CLASSES} different values "
+            f"({shown(sorted(str(x) for x in found), 3)}): if it should be numbers, look for what "
+            "is not one; if these are classes, say so with --family multinomial"
+        )
+
+
 def _shares(found: Sequence[Any]) -> bool:
     """Whether numbers are shares rather than two classes."""
-    return len(found) != 2 and not set(found) <= {0, 1}
+    return len(found) != 2 or any(0 < value < 1 for value in found)
 
 
 def _check_count(column: str, name: str, found: Sequence[Any]) -> None:
@@ -201,12 +215,16 @@ def _label(value: object, kind: Kind) -> Any:
     if kind == "text":
         return text
     try:
-        return {"true": True, "false": False}[text.lower()] if kind == "boolean" else _plain(
-            float(text)
+        return (
+            {"true": True, "false": False}[text.lower()]
+            if kind == "boolean"
+            else _plain(float(text))
         )
     except (KeyError, ValueError) as error:
         held = "true or false" if kind == "boolean" else "numbers"
-        raise DataError(f"the level {text!r} is given for the target, which holds {held}") from error
+        raise DataError(
+            f"the level {text!r} is given for the target, which holds {held}"
+        ) from error
 
 
 def _codes(values: NDArray[Any], classes: Sequence[Label]) -> NDArray[np.int64]:

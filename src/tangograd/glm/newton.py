@@ -11,7 +11,7 @@ import scipy.optimize
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
-from tangograd.glm.rows import Rows
+from tangograd.glm.rows import Rows, extremes
 from tangograd.glm.sums import Sums, respond, weighted_squares
 from tangograd.stream.glm import MULTINOMIAL
 
@@ -33,6 +33,7 @@ class Solution(NamedTuple):
         sums: at theta; without matrices where there are too many coefficients.
         converged: the last step was negligible.
         m: what the columns are centred at.
+        streamed: this is where a stream is, and loss and sums are those of each row in its turn.
     """
 
     theta: Array
@@ -41,6 +42,7 @@ class Solution(NamedTuple):
     sums: Sums
     converged: bool
     m: Array
+    streamed: bool = False
 
 
 class Objective:
@@ -53,6 +55,7 @@ class Objective:
         outputs: linear predictors.
         intercept: there is one.
         alpha: the penalty on the mean loss, α/2 ‖θ‖² without intercepts.
+        prior: the precision of a normal prior on standardised coefficients.
     """
 
     def __init__(
@@ -63,23 +66,26 @@ class Objective:
         outputs: int,
         intercept: bool,
         alpha: float,
+        prior: float = 0.0,
     ) -> None:
         self.family, self.blocks, self.m = family, blocks, m
         self.outputs, self.intercept, self.alpha = outputs, intercept, alpha
         self.size = len(m) + 1
         self.weight = float(sum(block.w.sum() for block in blocks))
-        self.spread = sum(weighted_squares(block.X, m, block.w) for block in blocks)
-        self.ridge = np.r_[RIDGE * np.asarray(self.spread)[:-1], 0.0]
+        spread = np.zeros(self.size)
+        for block in blocks:
+            spread += weighted_squares(block.X, m, block.w)
+        self.ridge = np.r_[(RIDGE + prior / self.weight) * spread[:-1], 0.0]
 
     def predictors(self, block: Rows, theta: Array) -> Array:
         """η, shape (n, outputs)."""
         base = theta[:, -1] - theta[:, :-1] @ self.m if self.intercept else 0.0
-        return block.dot(theta[:, :-1]) + base + block.offset[:, None]
+        return np.asarray(block.dot(theta[:, :-1]) + base + block.offset[:, None])
 
     def pull(self, theta: Array) -> Array:
         """The gradient of the penalty and the ridge, shape of θ."""
         result = penalty_gradient(self.family, theta, self.alpha * self.weight)
-        return result + self.ridge * theta
+        return np.asarray(result + self.ridge * theta)
 
     def value(self, theta: Array) -> float:
         """The penalised loss."""
@@ -103,10 +109,14 @@ class Objective:
             sums.add(block, self.m, w * s, w[:, :, None] * f, self.intercept, meat)
         return total, pearson, sums
 
-    def curvature(self, fisher: Array) -> Array:
+    def penalised(self, fisher: Array) -> Array:
         """The Fisher matrix with the penalty's part."""
-        P = penalty_matrix(self.family, self.outputs, self.size, self.alpha * self.weight)
-        return np.asarray(fisher + P + np.diag(np.tile(self.ridge, self.outputs)))
+        strength = self.alpha * self.weight
+        return np.asarray(fisher + penalty_matrix(self.family, self.outputs, self.size, strength))
+
+    def curvature(self, fisher: Array) -> Array:
+        """The same with the ridge's."""
+        return self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
 
 
 def penalty_gradient(family: Family, theta: Array, strength: float) -> Array:
@@ -126,13 +136,17 @@ def penalty_matrix(family: Family, outputs: int, size: int, strength: float) -> 
 
 
 def means(blocks: Sequence[Rows], width: int) -> Array:
-    """The weighted mean of each column."""
+    """The weighted mean of each column; exactly its value where that is constant."""
     total, weight = np.zeros(width), 0.0
+    low, high = np.full(width, np.inf), np.full(width, -np.inf)
     for block in blocks:
-        here = np.asarray(block.X.T @ block.w, dtype=np.float64)
-        total[: len(here)] += here
+        d = block.X.shape[1]
+        total[:d] += np.asarray(block.X.T @ block.w, dtype=np.float64)
         weight += float(block.w.sum())
-    return total / weight if weight > 0 else total
+        least, most = extremes(block.X)
+        low[:d], high[:d] = np.minimum(low[:d], least), np.maximum(high[:d], most)
+        low[d:], high[d:] = np.minimum(low[d:], 0.0), np.maximum(high[d:], 0.0)
+    return np.where(low == high, low, total / weight if weight > 0 else total)
 
 
 def converge(
@@ -181,8 +195,10 @@ def _descend(objective: Objective, theta: Array) -> Solution:
     """Many coefficients: L-BFGS, in units of the inverse root of the Fisher diagonal."""
     shape = theta.shape
     _, _, sums = objective.sums(theta, full=False)
-    diagonal = sums.fisher + objective.alpha * objective.weight + np.tile(
-        objective.ridge, objective.outputs
+    diagonal = (
+        sums.fisher
+        + objective.alpha * objective.weight
+        + np.tile(objective.ridge, objective.outputs)
     )
     scale = np.where(diagonal > 0, 1 / np.sqrt(np.maximum(diagonal, 1e-300)), 0.0)
 
@@ -197,7 +213,9 @@ def _descend(objective: Objective, theta: Array) -> Solution:
         value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000}
     )
     theta = (scale * found.x).reshape(shape)
-    return Solution(theta, *objective.sums(theta, full=False, meat=True), bool(found.success), objective.m)
+    return Solution(
+        theta, *objective.sums(theta, full=False, meat=True), bool(found.success), objective.m
+    )
 
 
 def solve(H: Array, g: Array) -> Array:

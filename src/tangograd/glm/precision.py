@@ -1,14 +1,14 @@
 """How precise the estimates are: covariances, with what one pass costs, and what to tell the user.
 
-In one pass TANGO's estimate differs from maximum likelihood's, and the difference has variance. With
-R = C½FC½ the preconditioned Fisher matrix and λ its eigenvalues, relative to maximum likelihood's
-variance in that direction, after K steps over n rows,
+In one pass TANGO's estimate differs from maximum likelihood's, and the difference has variance.
+With R = C½FC½ the preconditioned Fisher matrix and λ its eigenvalues, relative to maximum
+likelihood's variance in that direction, after K steps over n rows,
 
     e(λ) = (n/K) (noise of F̂)  +  n/(2 K² γ λ)  +  (n/m) / (γ₀ λ K)²,
 
-the noise of F̂ being half the mean of γ q²/q; the second term is what the last 1/(γλ) rows have not yet
-taught, and the third what is left of the start, an estimate from m rows. No direction is worse than
-the start was: e ≤ n/m. The covariance of the estimates is ``φ/n C½ (1 + e(R)) R⁻¹ C½``.
+the noise of F̂ being half the mean of γ q²/q; the second term is what the last 1/(γλ) rows have
+not yet taught, and the third what is left of the start, an estimate from m rows. No direction is
+worse than the start was: e ≤ n/m. The covariance of the estimates is ``φ/n C½ (1 + e(R)) R⁻¹ C½``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,11 @@ Array = NDArray[np.float64]
 CERTAIN = 15.0
 #: a model in which more than this share of the rows were bounded is told so
 BOUNDED = 1e-3
+#: informative rows (Σ f) for each coefficient below which curvature is not negligible
+FEW = 100
 TINY = 1e-12
+#: eigenvalues of R below this are those of dependent columns
+DEPENDENT = 1e-10
 
 
 class Precision:
@@ -47,7 +51,9 @@ class Precision:
         self.model, self.found = model, found
         self.tally = model.settled_tally(found)
         tally, p = self.tally, found.theta.size - (0 if model.intercept else model.outputs)
-        self.exact = found.converged or not model.streaming or model.polished is not None
+        self.exact = not found.streamed
+        # rows in memory have the whole matrix wherever Fisher scoring formed it
+        self.kind = "none" if model.kind == "none" else "full" if found.sums.full else "diagonal"
         self.dispersion = 1.0
         if model.family.free_dispersion and tally.weight > 0:
             # progressive residuals are those of rows not yet learned from: they lose no freedom
@@ -86,7 +92,7 @@ class Precision:
         scale = 1 / np.sqrt(np.diag(H)[here])
         R = H[np.ix_(here, here)] * scale[:, None] * scale
         values, vectors = np.linalg.eigh(R)
-        values = np.maximum(values, 1e-10)
+        values = np.maximum(values, DEPENDENT)
         e = self.excess(values)
         half = scale[:, None] * vectors
         covariance, robust = np.full((2, p, p), np.nan)
@@ -94,9 +100,10 @@ class Precision:
         covariance[inside] = self.dispersion * (half * ((1 + e) / values)) @ half.T
         bread = (half / values) @ half.T
         sandwich = bread @ sums.meat[inside] @ bread
-        inflation = np.trace(bread @ sums.meat[inside]) / len(here)
+        inflation = np.trace(bread @ sums.meat[inside]) / max(len(here), 1)
         robust[inside] = sandwich + inflation * (half * (e / values)) @ half.T
-        return covariance, robust, float(1 + e.mean())
+        learned = values > DEPENDENT
+        return covariance, robust, float(1 + e[learned].mean()) if learned.any() else 1.0
 
     def fitted(self, names: tuple[str, ...], labels: tuple[object, ...] | None) -> Fitted:
         """Everything, in the coordinates of the data and with the intercept first."""
@@ -105,19 +112,17 @@ class Precision:
         theta = found.theta.copy()
         if model.intercept:
             theta[:, -1] -= theta[:, :-1] @ found.m
-        turn = _turn(model, found)
         errors = robust = covariance = None
         excess = float(1 + self.excess(np.ones(1))[0])
         if model.kind != "none":
             raw, raw_robust, excess = self.covariances()
             if raw.ndim == 2:
-                covariance = _turned(raw, turn)
+                covariance = _turned(model, found, raw)
                 errors = np.sqrt(np.diag(covariance))
-                robust = np.sqrt(np.diag(_turned(raw_robust, turn)))
+                robust = np.sqrt(np.diag(_turned(model, found, raw_robust)))
             else:
-                order = np.argmax(np.abs(turn) > 0, axis=1)  # intercepts first, nothing mixed
-                order = _order(model)
-                errors, robust = np.sqrt(raw[order]), np.sqrt(raw_robust[order])
+                errors = np.sqrt(_turned_diagonal(model, found, raw))
+                robust = np.sqrt(_turned_diagonal(model, found, raw_robust))
         likelihood = family.log_likelihood(
             tally.loss, tally.saturated, tally.base, tally.weight, self.dispersion
         )
@@ -130,7 +135,7 @@ class Precision:
             classes=labels,  # type: ignore[arg-type]
             standard_errors=errors,
             robust_errors=robust,
-            covariance_kind=model.kind,
+            covariance_kind=self.kind,
             covariance=covariance,
             excess=excess,
             rows=tally.rows,
@@ -143,13 +148,13 @@ class Precision:
             alpha=model.alpha,
             passes=model.passes,
             converged=found.converged,
-            notes=tuple(self.notes(names)),
+            notes=tuple(self.notes(names, excess)),
             trace_rows=np.asarray(tally.trace_rows, np.int64),
             trace_loss=np.asarray(tally.trace_loss, np.float64),
         )
 
-    def notes(self, names: tuple[str, ...]) -> list[str]:
-        """What the user should know."""
+    def notes(self, names: tuple[str, ...], excess: float) -> list[str]:
+        """What the user should know; ``excess`` is the mean of 1 + e."""
         model, found, watch = self.model, self.found, self.model.watch
         notes = []
         constant = watch.constant()
@@ -162,16 +167,16 @@ class Precision:
             )
         for known, twin in watch.duplicates()[:10]:
             notes.append(
-                f"{names[twin]} equals {names[known]} in every row: their effect is divided between "
-                "them, and only its sum has a meaning"
+                f"{names[twin]} equals {names[known]} in every row: their effect is divided "
+                "between them, and only its sum has a meaning"
             )
-        if model.streaming and model.polished is None:
+        if found.streamed:
             together = watch.neighbour_correlation()
             if together > SORTED:
                 notes.append(
                     "the rows seem to be sorted by the target (neighbours correlate by "
-                    f"{together:.2f}); one pass learns from them in that order: shuffle them, or use "
-                    "polish"
+                    f"{together:.2f}); one pass learns from them in that order: shuffle them, or "
+                    "use polish"
                 )
             bounded = model.scalars[kernel.LEVERAGE] / model.scalars[kernel.ROWS]
             if bounded > BOUNDED:
@@ -179,16 +184,25 @@ class Precision:
                     f"{bounded:.1%} of the rows were so extreme that their effect was bounded; "
                     "polish removes what that changes"
                 )
-            if self.excess(np.ones(1))[0] > 0.5:
-                notes.append("one pass was too short for full accuracy: use passes=2 or polish")
+            if self.tally.information() < FEW * found.theta.size:
+                notes.append(
+                    "events are too rare for one pass to be precise with so many coefficients "
+                    f"(about {self.tally.information() / found.theta.size:.0f} informative rows for "
+                    "each): use polish"
+                )
+            if excess > 1.5:
+                notes.append(
+                    f"the variances are {excess:.1f} times those of maximum likelihood: the columns "
+                    "are too correlated for so few rows in one pass; use polish, or more passes"
+                )
         if self.separated():
             notes.append(
-                "the classes are separated perfectly: maximum likelihood has no finite solution, and "
-                "the coefficients are those of a very small penalty; set alpha to choose it"
+                "the classes are separated perfectly: maximum likelihood has no finite solution, "
+                "and the coefficients are those of a very small penalty; set alpha to choose it"
             )
-        if not model.streaming and not found.converged:
+        if not found.streamed and not found.converged:
             notes.append("Fisher scoring did not converge; set alpha, or look for extreme features")
-        if model.kind == "diagonal":
+        if self.kind == "diagonal":
             notes.append(
                 f"with {found.theta.size} coefficients the covariance is diagonal: standard errors "
                 "ignore correlations between columns, and are too small where there are any"
@@ -221,15 +235,22 @@ def _turn(model: OnePass, found: Solution) -> Array:
     return np.asarray(np.kron(np.eye(model.outputs), one)[_order(model)])
 
 
-def _turned(covariance: Array, turn: Array) -> Array:
+def _turned(model: OnePass, found: Solution, covariance: Array) -> Array:
     """``T V Tᵀ``, where coefficients without curvature (NaN) touch no other."""
-    unknown = np.isnan(np.diag(covariance))
+    lost = np.isnan(np.diag(covariance))[_order(model)]
+    turn = _turn(model, found)
     result = turn @ np.where(np.isnan(covariance), 0.0, covariance) @ turn.T
-    own = turn[:, unknown] == 1
-    lost = own.any(axis=1)
     result[lost] = np.nan
     result[:, lost] = np.nan
     return np.asarray(result)
+
+
+def _turned_diagonal(model: OnePass, found: Solution, variances: Array) -> Array:
+    """Its diagonal for a diagonal V."""
+    result = variances.reshape(model.outputs, -1).copy()
+    if model.intercept:
+        result[:, -1] += np.nan_to_num(result[:, :-1]) @ found.m**2
+    return np.asarray(result.ravel()[_order(model)])
 
 
 def _listed(names: list[str]) -> str:

@@ -3,27 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+#: a C-contiguous array of float64 or float32, or a CSR matrix; both shape (n, d)
+Matrix = Any
+
+
+def is_sparse(X: Matrix) -> bool:
+    """It is a CSR matrix."""
+    return bool(sp.issparse(X))
+
+
+def extremes(X: Matrix) -> tuple[Array, Array]:
+    """The least and the largest value of each column."""
+    low, high = X.min(axis=0), X.max(axis=0)
+    if is_sparse(X):
+        low, high = low.toarray().ravel(), high.toarray().ravel()
+    return low, high
 
 
 class Rows(NamedTuple):
     """Some rows.
 
     Attributes:
-        X: shape (n, d); a C-contiguous array of float64 or float32, or a CSR matrix.
+        X: the features.
         y: responses, or numbers of classes, shape (n,).
         w: weights.
         offset: added to η.
         order: the numbers of the rows in X, which may have others; None for all of X as it is.
     """
 
-    X: NDArray[np.floating] | sp.csr_matrix
+    X: Matrix
     y: Array
     w: Array
     offset: Array
@@ -49,7 +64,7 @@ class Rows(NamedTuple):
     def bytes(self) -> int:
         """The memory of the rows of X."""
         X = self.X
-        whole = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes if sp.issparse(X) else X.nbytes
+        whole = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes if is_sparse(X) else X.nbytes
         return int(whole * len(self) // max(X.shape[0], 1))
 
     def centred(self, m: Array, intercept: bool = True) -> Array:
@@ -59,7 +74,7 @@ class Rows(NamedTuple):
         """
         n, d = self.X.shape
         augmented = np.empty((n, len(m) + 1))
-        augmented[:, :d] = self.X.toarray() if sp.issparse(self.X) else self.X
+        augmented[:, :d] = self.X.toarray() if is_sparse(self.X) else self.X
         augmented[:, d:-1] = 0.0
         augmented[:, :-1] -= m
         augmented[:, -1] = 1.0 if intercept else 0.0
@@ -77,19 +92,19 @@ def together(parts: Sequence[Rows]) -> Rows:
     parts = [part.solid() for part in parts]
     width = max(part.X.shape[1] for part in parts)
     matrices = [_widened(part.X, width) for part in parts]
-    if all(sp.issparse(X) for X in matrices):
+    if all(is_sparse(X) for X in matrices):
         X = sp.vstack(matrices, format="csr")
     else:
-        X = np.concatenate([X.toarray() if sp.issparse(X) else X for X in matrices])
+        X = np.concatenate([X.toarray() if is_sparse(X) else X for X in matrices])
     y, w, offset = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
     return Rows(X, y, w, offset)
 
 
-def _widened(X: NDArray[np.floating] | sp.csr_matrix, width: int) -> object:
+def _widened(X: Matrix, width: int) -> Matrix:
     missing = width - X.shape[1]
     if not missing:
         return X
-    if sp.issparse(X):
+    if is_sparse(X):
         return sp.csr_matrix((X.data, X.indices, X.indptr), shape=(X.shape[0], width))
     return np.pad(X, ((0, 0), (0, missing)))
 

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
-from tangograd.glm.rows import Rows
+from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
 
 Array = NDArray[np.float64]
+
+#: of the square of a sparse column's mean: smaller variances are rounding
+CANCELLED = 1e-12
 
 
 def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -104,9 +106,7 @@ class Sums:
             setattr(self, name, after)
 
 
-def weighted(
-    X: NDArray[np.floating] | sp.csr_matrix, m: Array, weights: Array, intercept: bool = True
-) -> Array:
+def weighted(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
     """``Σ w [x - m, 1]``; the columns of m that X does not have are 0."""
     total = float(weights.sum())
     result = np.zeros(len(m) + 1)
@@ -116,20 +116,37 @@ def weighted(
     return result
 
 
-def weighted_squares(
-    X: NDArray[np.floating] | sp.csr_matrix, m: Array, weights: Array, intercept: bool = True
-) -> Array:
+def weighted_squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
     """``Σ w [x - m, 1]²``, elementwise."""
     d, total = X.shape[1], float(weights.sum())
     result = np.zeros(len(m) + 1)
-    if sp.issparse(X):
-        linear = np.asarray(X.T @ weights)
-        result[:d] = np.maximum(X.multiply(X).T @ weights - 2 * m[:d] * linear, -total * m[:d] ** 2)
+    if is_sparse(X):
+        result[:d] = _squared(X).T @ weights - 2 * m[:d] * np.asarray(X.T @ weights)
         result[:-1] += total * m**2
+        result[:-1][result[:-1] < CANCELLED * total * m**2] = 0.0  # a constant column, but rounding
     else:
         result[:d] = weights @ (X - m[:d]) ** 2
         result[d:-1] = total * m[d:] ** 2
     result[-1] = total if intercept else 0.0
+    return result
+
+
+def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
+    """``Σ_j w_j [x - m, 1]_j²`` of each row, shape (n,)."""
+    d = X.shape[1]
+    own, centre = weights[:d], m[:d]
+    if is_sparse(X):
+        result = np.asarray(_squared(X) @ own - 2 * (X @ (own * centre))) + own @ centre**2
+    else:
+        result = (X - centre) ** 2 @ own
+    rest = weights[d:-1] @ m[d:] ** 2 + (weights[-1] if intercept else 0.0)
+    return np.asarray(np.maximum(result, 0.0) + rest)
+
+
+def _squared(X: Matrix) -> Matrix:
+    """A sparse matrix's elements squared, in float64."""
+    result = X.astype(np.float64)
+    result.data *= result.data
     return result
 
 

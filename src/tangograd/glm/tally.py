@@ -30,9 +30,10 @@ class Tally:
         self.rows, self.weight = 0, 0.0
         self.loss, self.pearson = 0.0, 0.0
         self.saturated, self.base = 0.0, 0.0
-        self.total, self.shifted, self.shift = 0.0, 0.0, 0.0  # Σ w y, Σ w exp(offset), Σ w offset
-        self.offset_null = 0.0
+        self.total, self.variation = 0.0, 0.0  # Σ w y, Σ w (y - mean)²
         self.has_offset = False
+        # of the model with an intercept alone, once there is an offset: η, its Σ w f and Σ w loss
+        self._null, self._null_fisher, self._null_loss = 0.0, 0.0, 0.0
         self.classes = np.zeros(classes)
         self.trace_rows: list[int] = []
         self.trace_loss: list[float] = []
@@ -40,30 +41,72 @@ class Tally:
 
     def add(self, blocks: Sequence[Rows], loss: float, pearson: float) -> None:
         """Blocks of rows whose Σ w loss and Σ w s²/f are these."""
+        if self.family.code != MULTINOMIAL:
+            self._add_offsets(blocks)
         for block in blocks:
+            before, weight = self.weight, float(block.w.sum())
             self.rows += len(block)
-            self.weight += float(block.w.sum())
+            self.weight += weight
             if self.family.code == MULTINOMIAL:
                 self.classes += np.bincount(
                     block.y.astype(np.int64), block.w, minlength=len(self.classes)
                 )
                 continue
-            self.total += float(block.w @ block.y)
+            total = float(block.w @ block.y)
+            mean = total / weight
+            self.variation += float(block.w @ (block.y - mean) ** 2)
+            if before > 0:
+                self.variation += before * weight / self.weight * (mean - self.total / before) ** 2
+            self.total += total
             self.saturated += float(block.w @ self.family.saturated(block.y))
             self.base += float(block.w @ self.family.base(block.y))
-            self.has_offset = self.has_offset or bool(block.offset.any())
-            if self.has_offset:
-                self.shift += float(block.w @ block.offset)
-                self.shifted += float(block.w @ np.exp(np.minimum(block.offset, 50.0)))
-            else:
-                self.shifted += float(block.w.sum())
         self.loss += loss
         self.pearson += pearson
-        if self.has_offset:
-            eta = self.null_predictor()
-            for block in blocks:
-                self.offset_null += float(block.w @ self.family.loss(eta + block.offset, block.y))
         self._note()
+
+    def _add_offsets(self, blocks: Sequence[Rows]) -> None:
+        """The intercept of the null model, which has no formula where there are offsets.
+
+        It is converged on the first blocks; a scoring step on each later one follows its loss.
+        """
+        if not self.has_offset:
+            if not any(block.offset.any() for block in blocks):
+                return
+            self.has_offset = True
+            if self.rows:
+                mean = self.total / self.weight
+                self._null = self.family.predictor(mean)
+                self._null_fisher = self.weight * float(self._points(self._null, mean)[2])
+                self._null_loss = self.family.null_loss(mean, self.weight, self.variation)
+            else:
+                self._converge_null(blocks)
+        loss, gradient, fisher = self._null_sums(blocks)
+        self._null_loss += loss
+        self._null_fisher += fisher
+        if self._null_fisher > 0:
+            self._null -= gradient / self._null_fisher
+
+    def _converge_null(self, blocks: Sequence[Rows]) -> None:
+        weight = sum(float(block.w.sum()) for block in blocks)
+        mean = sum(float(block.w @ block.y) for block in blocks) / weight
+        shift = sum(float(block.w @ block.offset) for block in blocks) / weight
+        self._null = self.family.predictor(mean) - shift
+        for _ in range(50):
+            _, gradient, fisher = self._null_sums(blocks)
+            if not fisher > 0 or abs(gradient) <= 1e-12 * fisher:
+                return
+            self._null -= max(-1.0, min(gradient / fisher, 1.0))
+
+    def _null_sums(self, blocks: Sequence[Rows]) -> tuple[float, float, float]:
+        """Σ w loss, Σ w s and Σ w f of the null model."""
+        sums = np.zeros(3)
+        for block in blocks:
+            points = self.family.points(self._null + block.offset, block.y)
+            sums += [block.w @ part for part in points]
+        return float(sums[0]), float(sums[1]), float(sums[2])
+
+    def _points(self, eta: float, y: float) -> NDArray[np.float64]:
+        return np.array(self.family.points(np.array([eta]), np.array([y])))[:, 0]
 
     def _note(self) -> None:
         rows, weight, loss = self._noted
@@ -74,12 +117,17 @@ class Tally:
         self.trace_loss.append((now - loss) / max(self.weight - weight, 1e-300))
         self._noted = (self.rows, self.weight, now)
 
+    def information(self) -> float:
+        """Σ f at the mean of y, in rows of the mean weight; of the rarest class, for several."""
+        if self.family.code == MULTINOMIAL:
+            shares = self.classes / self.weight
+            return float(np.min(shares * (1 - shares))) * self.rows
+        eta = np.array([self.family.predictor(self.total / self.weight)])
+        return float(self.family.points(eta, np.zeros(1))[2][0]) * self.rows
+
     def null_predictor(self) -> float:
         """η of the model with an intercept alone, without the offset."""
-        mean = self.total / self.weight
-        if self.family.link == "log":
-            return self.family.predictor(self.total / self.shifted)
-        return self.family.predictor(mean) - self.shift / self.weight
+        return self._null if self.has_offset else self.family.predictor(self.total / self.weight)
 
     def null_loss(self) -> float:
         """Σ w loss of the model with an intercept alone."""
@@ -87,5 +135,6 @@ class Tally:
             seen = self.classes[self.classes > 0]
             return float(-(seen * np.log(seen / self.weight)).sum())
         if self.has_offset:
-            return self.offset_null
-        return self.family.null_loss(self.total / self.weight, self.weight)
+            return self._null_loss
+        mean = self.total / self.weight
+        return self.family.null_loss(mean, self.weight, self.variation)

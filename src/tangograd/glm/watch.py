@@ -6,7 +6,7 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
-from tangograd.glm.rows import Rows
+from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
 
 #: correlation of neighbouring targets beyond which a stream counts as sorted
 SORTED = 0.9
@@ -19,7 +19,7 @@ class Watch:
 
     Example:
         >>> import numpy as np
-        >>> from tangograd.glm.rows import Rows
+        >>> from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
         >>> x = np.array([[1.0, 2.0, 2.0], [1.0, 3.0, 3.0]])
         >>> watch = Watch(3)
         >>> watch.see(Rows(x, np.zeros(2), np.ones(2), np.zeros(2)))
@@ -35,14 +35,15 @@ class Watch:
         self._twins: dict[int, int] | None = None  # column -> the earlier one that it equals
         self.rows = 0
         self._last: float | None = None
+        self._origin = 0.0
         self._sums = np.zeros(4)  # of y, y², y times its neighbour, and of neighbours
 
     def grow(self, columns: int) -> None:
         """More columns."""
         extra = columns - self.columns
         # a column that was not there was 0
-        self.low = np.r_[self.low, np.zeros(extra)]
-        self.high = np.r_[self.high, np.zeros(extra)]
+        self.low = np.r_[self.low, np.full(extra, 0.0 if self.rows else np.inf)]
+        self.high = np.r_[self.high, np.full(extra, 0.0 if self.rows else -np.inf)]
         self._varied = np.r_[self._varied, np.zeros(extra, bool)]
         self.columns = columns
 
@@ -52,25 +53,23 @@ class Watch:
         open_ = np.flatnonzero(~self._varied[:d])
         self._neighbours(rows.y)
         self.rows += len(rows)
+        self.low[d:], self.high[d:] = np.minimum(self.low[d:], 0.0), np.maximum(self.high[d:], 0.0)
         if not len(open_) and self._twins == {}:
             return
         X = rows.solid().X
         if len(open_):
-            part = X[:, open_] if len(open_) < d else X
-            low, high = part.min(axis=0), part.max(axis=0)
-            if sp.issparse(part):
-                low, high = low.toarray().ravel(), high.toarray().ravel()
+            low, high = extremes(X[:, open_] if len(open_) < d else X)
             self.low[open_] = np.minimum(self.low[open_], low)
             self.high[open_] = np.maximum(self.high[open_], high)
             self._varied[open_] = self.low[open_] < self.high[open_]
         self._compare(X)
 
-    def _compare(self, X: NDArray[np.floating] | sp.csr_matrix) -> None:
+    def _compare(self, X: Matrix) -> None:
         if self._twins is None:
             self._twins = {}
             if X.shape[1] > MANY:
                 return
-            columns = sp.csc_matrix(X) if sp.issparse(X) else np.ascontiguousarray(X.T)
+            columns = sp.csc_matrix(X) if is_sparse(X) else np.ascontiguousarray(X.T)
             first: dict[bytes, int] = {}
             for j in range(X.shape[1]):
                 known = first.setdefault(_bytes(columns, j), j)
@@ -79,12 +78,15 @@ class Watch:
             return
         for j, known in list(self._twins.items()):
             difference = X[:, [j]] - X[:, [known]]
-            if difference.count_nonzero() if sp.issparse(difference) else difference.any():
+            if difference.count_nonzero() if is_sparse(difference) else difference.any():
                 del self._twins[j]
 
     def _neighbours(self, y: NDArray[np.float64]) -> None:
+        if self._last is None:
+            self._origin = float(y[0])  # or squares of targets far from 0 would cancel
+        y = y - self._origin
         before, pairs = (0.0, len(y) - 1) if self._last is None else (self._last, len(y))
-        self._sums += (y.sum(), y @ y, y[1:] @ y[:-1] + before * y[0], pairs)
+        self._sums += np.array([y.sum(), y @ y, y[1:] @ y[:-1] + before * y[0], pairs])
         self._last = float(y[-1])
 
     def constant(self) -> list[int]:
@@ -105,8 +107,8 @@ class Watch:
         return float((products / pairs - mean**2) / variance) if variance > 0 else 0.0
 
 
-def _bytes(columns: NDArray[np.floating] | sp.csc_matrix, j: int) -> bytes:
-    if sp.issparse(columns):
+def _bytes(columns: Matrix, j: int) -> bytes:
+    if is_sparse(columns):
         here = slice(columns.indptr[j], columns.indptr[j + 1])
         return bytes(columns.indices[here].tobytes() + columns.data[here].tobytes())
-    return columns[j].tobytes()
+    return bytes(columns[j].tobytes())

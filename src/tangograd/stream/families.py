@@ -44,7 +44,7 @@ def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
         # log(1 + e) is off by 1e-16 at most, and twice as quick as log1p
         return math.log(1 + e) + max(eta, 0.0) - y * eta, p - y, e * inverse * inverse
     if family == GAUSSIAN:
-        return 0.5 * eta * eta - y * eta, eta - y, 1.0
+        return 0.5 * (eta - y) * (eta - y), eta - y, 1.0
     if family == POISSON:
         mu = _exp(eta)
         return mu - y * eta, mu - y, mu
@@ -76,7 +76,7 @@ def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy")
 def _log_normal(z):  # type: ignore[no-untyped-def]
-    """log Φ(z)."""
+    """Log Φ(z)."""
     return math.log(0.5 * math.erfc(-max(z, _SMALLEST_MILLS) * _SQRT_HALF))
 
 

@@ -10,9 +10,9 @@ diagonal C reads, t = (1-δt_{k-1}) x·v being the tangent,
 Three things are added, none of which moves the fixed point in the end:
 
 - ``δt_k = 1/k`` and ``γ_k = c/√(A k)``, with ``A = E[q²]/2E[q]`` for ``q = tr F̂ · xᵀCx``: of the
-  variance of the estimate, relative to maximum likelihood's, 2Aγ is due to the noise of F̂ and
-  ``mean(1/λ)/2kγ`` to what the last rows have not yet taught (λ the eigenvalues of C F). Their sum is
-  least at ``c² = mean(1/λ)/4``, for all k at once: no horizon is needed.
+  variance of the estimate, relative to maximum likelihood's, 2Aγ_k is due to the noise of F̂ and
+  ``mean(1/λ)/2kγ_k`` to what the last rows have not yet taught (λ the eigenvalues of C F). Their
+  sum is least at ``c² = mean(1/λ)/4``, for all k at once: no horizon is needed.
 - a row's γ is at most 1/q (the rule 1/max, row by row), and such that η moves by at most ``BOUND``;
 - x is centred at the means m of the first rows, so that features far from 0 do not resemble the
   intercept.
@@ -61,6 +61,8 @@ GROWTH = 1.05
 LARGEST = 0.5
 #: the penalty is applied whenever γ times the rows since then reaches this
 STRIDE = 0.05
+#: of the square of a sparse column's mean: smaller variances are rounding
+CANCELLED = 1e-12
 #: sums may be reordered, NaN and infinity stay what they are
 _SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
@@ -357,8 +359,8 @@ def dense_rows(  # type: ignore[no-untyped-def]
 def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untyped-def]
     """Make θ, v and S whole again after lazy rows.
 
-    ``centred`` holds, for each output, what is owed for centring: r and ρ, the multiples of C m that
-    u and φ lack, and m·u and m·φ.
+    ``centred`` holds, for each output, what is owed for centring: r and ρ, the multiples of C m
+    that u and φ lack, and m·u and m·φ.
     """
     outputs, d = theta.shape[0], theta.shape[1] - 1
     scale, lag = scalars[SCALE], scalars[LAG]
@@ -369,7 +371,9 @@ def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untype
             u = v[i, j] - r * Cm[i, j]
             theta[i, j] -= rho * Cm[i, j] + lag * u
             v[i, j] = scale * u
-            S[i, j] = max(0.0, S[i, j] + f_sum[i] * m[j] * m[j])
+            S[i, j] += f_sum[i] * m[j] * m[j]
+            if S[i, j] < CANCELLED * S[i, d] * m[j] * m[j]:  # a constant column, but rounding
+                S[i, j] = 0.0
             along_u += m[j] * v[i, j]
             along_phi += m[j] * theta[i, j]
         theta[i, d] -= lag * v[i, d]

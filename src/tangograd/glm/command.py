@@ -1,0 +1,436 @@
+"""``tangograd fit``: from the options to a model, its files, and what is said of it."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+import tangograd
+from tangograd.files import writable_folder
+from tangograd.glm.design import Design, plan
+from tangograd.glm.engine import OnePass
+from tangograd.glm.errors import DataError
+from tangograd.glm.examples import EXAMPLES
+from tangograd.glm.families import family
+from tangograd.glm.fitted import Fitted
+from tangograd.glm.holdout import Draw, Evaluation, evaluate
+from tangograd.glm.inference import MOST_CLASSES_NAMED, Target, check_few, infer
+from tangograd.glm.interrupts import Interrupt
+from tangograd.glm.labels import label
+from tangograd.glm.learning import Learner
+from tangograd.glm.options import FitOptions, UsageError
+from tangograd.glm.outcome import Outcome
+from tangograd.glm.progress import Progress
+from tangograd.glm.readers import Batch, Table, open_table
+from tangograd.glm.saved import fitted_to_dict, save
+from tangograd.glm.summary import Summary
+from tangograd.glm.wording import model_words, plural
+
+#: the family is inferred from so many rows; so are the classes of standard input
+FIRST_ROWS = 1 << 16
+FIRST_BYTES = 1 << 25
+EXPOSED = ("log", "cloglog")
+
+
+def fit(options: FitOptions, progress: Progress) -> Outcome:
+    """Fit a model to a table, and write it if a file is named.
+
+    Args:
+        options: what the user asks for.
+        progress: shown on the way.
+
+    Raises:
+        UsageError: the options do not go together.
+        DataError: the data break a rule.
+        OSError: the model's folder cannot be written to; said before the data are read.
+        KeyboardInterrupt: Ctrl-C, before or after the rows are learned from.
+    """
+    options = options.checked()
+    _check_family(options)
+    for file in (options.output, options.report_file):
+        if file is not None:
+            writable_folder(file.parent)
+    levels = _levels(options.levels)
+    table = _table(options, levels)
+    design = _plan(options, table, levels)
+    return _Fit(options, progress, table, design, levels.get(design.blueprint.target)).run()
+
+
+class _Fit:
+    """The steps of a fit."""
+
+    def __init__(
+        self,
+        options: FitOptions,
+        progress: Progress,
+        table: Table,
+        design: Design,
+        classes: Sequence[object] | None,
+    ) -> None:
+        self.options, self.progress = options, progress
+        self.table, self.design, self.classes = table, design, classes
+        self.column, self.kind = design.blueprint.target, design.blueprint.target_kind
+        self.interrupt = Interrupt()
+        self.notes: list[str] = []
+
+    def run(self) -> Outcome:
+        """All of them."""
+        options = self.options
+        head, rest = self._head()
+        target = self._target(head)
+        engine = OnePass(
+            target.family,
+            len(self.design.names),
+            classes=2 if target.classes is None else len(target.classes),
+            alpha=options.alpha or 0.0,
+            intercept=self.design.intercept,
+            fisher=options.fisher,
+            seed=options.seed,
+        )
+        learner = Learner(
+            self.table,
+            self.design,
+            target,
+            engine,
+            share=options.holdout,
+            seed=options.seed,
+            progress=self.progress,
+            interrupt=self.interrupt,
+        )
+        learner.first_pass(head, rest)
+        self._further_passes(learner)
+        fitted = self._fitted(learner)
+        rows = learner.reservoir.rows(engine.columns)
+        evaluation = None if rows is None else evaluate(fitted, engine, rows)
+        outcome = Outcome(
+            options=options,
+            source=self.table.parts[0].name if options.data in (None, "-") else str(options.data),
+            target=target,
+            fitted=fitted,
+            summary=Summary(fitted, level=options.level, robust=options.robust),
+            counts=learner.counts,
+            evaluation=evaluation,
+            columns=len(self.design.blueprint.columns),
+            interrupted=self.interrupt.pressed,
+        )
+        return _written(outcome, self.design)
+
+    # --- before the rows are learned from
+
+    def _head(self) -> tuple[list[Batch], Iterator[Batch]]:
+        """The first rows, if they are needed and can be read only once; and the others."""
+        head: list[Batch] = []
+        if self.table.rereadable:
+            return head, self.table.batches(self.design.reads())
+        rest = self.table.batches(self.design.reads())
+        if not self._looks_at_values:
+            return head, rest
+        try:
+            for batch in rest:
+                head.append(batch)
+                if _enough(head):
+                    break
+        except KeyboardInterrupt:
+            if not head:
+                raise
+            self.interrupt.press()
+        return head, rest
+
+    @property
+    def _looks_at_values(self) -> bool:
+        """Whether the family or the classes are to be found in the data."""
+        return self.kind != "boolean" and self.options.family in (None, "binomial", "multinomial")
+
+    def _target(self, head: list[Batch]) -> Target:
+        """The family and the classes; the levels too, which are read on the way."""
+        name, complete = self.options.family, False
+        values: Sequence[Any] = (False, True) if self.kind == "boolean" else ()
+        if self.classes is None and self.kind == "text" and self.table.rereadable:
+            if name is None:
+                check_few(self.column, _values(self._first(), self.column))
+            self._survey()
+            values, complete = self.design.classes or (), True
+        elif self.classes is None and name == "multinomial" and self.table.rereadable:
+            values, complete = self._all_values(), True
+        elif self.kind != "boolean":
+            values = _values(head or self._first(), self.column)
+        try:
+            target = infer(
+                self.column,
+                self.kind,
+                values,
+                name=name,
+                link=self.options.link,
+                parameters=self.options.parameters,
+                given=self.classes,
+                complete=complete,
+            )
+        except DataError:
+            raise
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+        if self.design.blueprint.exposure and target.family.link not in EXPOSED:
+            raise DataError(
+                "an exposure multiplies the mean, and needs a log link (--family poisson, gamma, "
+                f"negative_binomial or tweedie), not the {target.family.link} link of "
+                f"{target.family.name}; for a known part of the predictor use --offset"
+            )
+        self._survey()
+        return target
+
+    def _first(self) -> list[Batch]:
+        """The first rows of the target alone."""
+        if not self.table.rereadable:
+            return []
+        head: list[Batch] = []
+        for batch in self.table.batches([self.column]):
+            head.append(batch)
+            if _enough(head):
+                break
+        return head
+
+    def _survey(self) -> None:
+        """Read the levels beforehand, if they can be read twice; of rows to learn from alone."""
+        design = self.design
+        if not self.table.rereadable or design.complete:
+            return
+        texts = design.blueprint.target_kind == "text" and self.classes is None
+        found = texts or any(category.open for category in design.categories.values())
+        if not found and design.blueprint.na != "indicator":
+            design.complete = True
+            return
+        with self.progress.stage("reading levels", self.table.total_bytes) as stage:
+
+            def learned() -> Iterator[pa.RecordBatch]:
+                draw, share = Draw(self.options.seed), self.options.holdout
+                for batch in self.table.batches(design.to_survey):
+                    records = batch.records
+                    if share:
+                        which = draw.next(records.num_rows) >= share
+                        records = records.filter(pa.array(which))
+                    yield records
+                    stage.update(batch.records.num_rows, batch.bytes_read)
+
+            self.design = design.surveyed(learned())
+
+    def _all_values(self) -> list[Any]:
+        """All values of the target."""
+        found: set[Any] = set()
+        with self.progress.stage("reading classes", self.table.total_bytes) as stage:
+            for batch in self.table.batches([self.column]):
+                found.update(_values([batch], self.column))
+                stage.update(batch.records.num_rows, batch.bytes_read)
+                if len(found) > MOST_CLASSES_NAMED:
+                    break
+        return list(found)
+
+    # --- afterwards
+
+    def _further_passes(self, learner: Learner) -> None:
+        options = self.options
+        if self.interrupt.pressed or (options.passes == 1 and not options.polish):
+            return
+        if not learner.engine.streaming:
+            self.notes.append(
+                "all rows fitted in memory and were fit to convergence, so further passes and "
+                "polishing were not needed"
+            )
+            return
+        for number in range(2, options.passes + 1):
+            learner.another_pass(number)
+            if self.interrupt.pressed:
+                return
+        if options.polish:
+            learner.polish()
+
+    def _fitted(self, learner: Learner) -> Fitted:
+        target, counts = learner.target, learner.counts
+        if self.interrupt.pressed:
+            self.notes.insert(
+                0, f"interrupted after {plural(counts.read, 'row')} ({learner.stage})"
+            )
+        for name, number in counts.dropped.items():
+            self.notes.append(f"{plural(number, 'row')} left out: column {name!r} is missing")
+        for name, number in counts.unseen.items():
+            self.notes.append(
+                f"{plural(number, 'row')} held out had a level of {name!r} that was never learned "
+                "from, and are not in the metrics"
+            )
+        try:
+            fitted = learner.engine.fitted(self.design.names, target.classes)
+        except DataError as error:
+            if counts.read and not learner.engine.columns - len(self.design.names):
+                raise DataError(
+                    f"{error} ({'; '.join(self.notes) or 'all are held out'})"
+                ) from error
+            raise
+        return replace(fitted, notes=(*fitted.notes, *self.design.notes, *self.notes))
+
+
+def _check_family(options: FitOptions) -> None:
+    if options.family is None:
+        if options.link or options.parameters:
+            raise UsageError("--link, --power and --dispersion go with a --family")
+    elif options.family != "multinomial":
+        try:
+            family(options.family, options.link, **options.parameters)
+        except ValueError as error:
+            raise UsageError(str(error)) from error
+
+
+def _levels(path: Path | None) -> dict[str, list[object]]:
+    """The user's levels by column.
+
+    Raises:
+        DataError: the file is not as it should be.
+    """
+    if path is None:
+        return {}
+    rule = 'a JSON object of lists, such as {"region": ["north", "south"]}, the baseline first'
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DataError(f"there is no file {str(path)!r} of levels") from error
+    except ValueError as error:
+        raise DataError(f"{path} is not {rule}: {error}") from error
+    if not isinstance(found, dict) or not all(
+        isinstance(values, list)
+        and values
+        and all(isinstance(value, str | int | float) for value in values)
+        for values in found.values()
+    ):
+        raise DataError(f"{path} is not {rule}")
+    return found
+
+
+def _table(options: FitOptions, levels: Mapping[str, Sequence[object]]) -> Table:
+    if options.example is not None:
+        return EXAMPLES[options.example].table(options.example)
+    texts = {name: pa.string() for name, values in levels.items() if _are_texts(values)}
+    return open_table(source(str(options.data)), types=texts)
+
+
+def _are_texts(values: Sequence[object]) -> bool:
+    """Whether levels are neither all numbers nor true and false, whatever the data look like."""
+    texts = [str(label(value)).lower() for value in values]
+    return not (all(map(_is_number, texts)) or set(texts) <= {"true", "false"})
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return bool(np.isfinite(float(text)))
+    except ValueError:
+        return False
+
+
+def source(data: str) -> str | BinaryIO:
+    """What to read: standard input without a buffer, which a thread may be left waiting for."""
+    if data != "-":
+        return data
+    if sys.stdin.isatty():
+        print("reading from the terminal; end with Ctrl-D", file=sys.stderr)
+    try:
+        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
+    except (OSError, io.UnsupportedOperation):
+        return sys.stdin.buffer
+
+
+def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[object]]) -> Design:
+    formula = options.formula
+    if options.no_intercept:
+        formula = f"{formula or '.'} - 1"
+    target = options.target
+    features = {name: values for name, values in levels.items() if name != target}
+    design = plan(
+        table.schema,
+        target=target,
+        formula=formula,
+        exposure=options.exposure,
+        weights=options.weights,
+        offset=options.offset,
+        exclude=options.exclude,
+        na=options.na,
+        levels=features,
+    )
+    return design
+
+
+def _values(batches: Sequence[Batch], column: str) -> list[Any]:
+    """The different values of a column, missing ones apart."""
+    found: set[Any] = set()
+    for batch in batches:
+        values = pc.unique(batch.records.column(column)).drop_null()
+        found.update(value for value in values.to_pylist() if value == value)
+    return list(found)
+
+
+def _enough(head: Sequence[Batch]) -> bool:
+    rows = sum(batch.records.num_rows for batch in head)
+    return rows >= FIRST_ROWS or sum(batch.records.nbytes for batch in head) >= FIRST_BYTES
+
+
+def _written(outcome: Outcome, design: Design) -> Outcome:
+    """The outcome with the files that it was written to, and what went wrong."""
+    options, fitted = outcome.options, outcome.fitted
+    if options.output is None:
+        return outcome
+    payload = {"fitted": fitted_to_dict(fitted), "design": design.to_dict()}
+    try:
+        save(options.output, payload)
+    except OSError as error:
+        old = ", where the old file is kept" if options.output.exists() else ""
+        return replace(
+            outcome, failure=f"cannot write to {options.output}{old}: {error.strerror or error}"
+        )
+    outcome = replace(outcome, files={"model": str(options.output)})
+    report = options.report_file
+    if report is None:
+        return outcome
+    try:
+        _report(report, outcome)
+    except ImportError as error:
+        note = f"no report: it needs {error.name}; run pip install 'tangograd[plot]'"
+        return replace(outcome, remarks=(*outcome.remarks, note))
+    except OSError as error:
+        return replace(outcome, failure=f"cannot write to {report}: {error.strerror or error}")
+    return replace(outcome, files=outcome.files | {"report": str(report)})
+
+
+def _report(path: Path, outcome: Outcome) -> None:
+    from tangograd.glm.report import write_report
+
+    options, evaluation = outcome.options, outcome.evaluation
+    model = str(options.output)
+    words = model_words(outcome.fitted)
+    write_report(
+        path,
+        outcome.fitted,
+        title=f"{words[0].upper()}{words[1:]} of {outcome.target.column}",
+        held_out=evaluation.held_out if isinstance(evaluation, Evaluation) else None,
+        metrics=evaluation.metrics if isinstance(evaluation, Evaluation) else None,
+        level=options.level,
+        source={
+            "data": outcome.source,
+            "target": outcome.target.column,
+            "formula": options.formula or "",
+            "command": options.command,
+            "version": tangograd.__version__,
+            "date": datetime.now().astimezone().isoformat(" ", "minutes"),
+            "model": model,
+            "python": (
+                "import pyarrow as pa\nfrom tangograd.glm.predicting import Model\n\n"
+                f"model = Model.load({model!r})\n"
+                "model.predict(pa.RecordBatch.from_pandas(frame)).mean"
+            ),
+        },
+    )

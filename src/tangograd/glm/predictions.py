@@ -1,0 +1,202 @@
+"""``tangograd predict``: a table goes in, CSV comes out, batch by batch."""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections import Counter, UserDict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
+
+from tangograd.glm.ahead import Ahead
+from tangograd.glm.errors import DataError
+from tangograd.glm.labels import label as label_text
+from tangograd.glm.predicting import Model, Predictions
+from tangograd.glm.progress import Progress
+from tangograd.glm.readers import Batch, Table, open_table, where
+from tangograd.glm.wording import plural, printable, shorten
+
+PIECE_ROWS = 8192
+
+
+@dataclass
+class Tally:
+    """Of predicted rows.
+
+    Attributes:
+        rows: all of them.
+        empty: those without a prediction.
+        missing: of them, by the column that is missing.
+        unseen: of them, by column and level.
+    """
+
+    rows: int = 0
+    empty: int = 0
+    missing: Counter[str] = field(default_factory=Counter)
+    unseen: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add(self, rows: int, found: Predictions) -> None:
+        """Those of further rows."""
+        self.rows += rows
+        self.empty += rows - len(found.kept)
+        self.missing.update(found.dropped)
+        for column, levels in found.unseen.items():
+            self.unseen.setdefault(column, Counter()).update(levels)
+
+    def sentences(self) -> Iterator[str]:
+        """How many rows were predicted, and why others were not."""
+        yield f"{plural(self.rows - self.empty, 'row')} predicted"
+        if self.empty:
+            yield f"{plural(self.empty, 'row')} without a prediction, left empty:"
+        for name, count in self.missing.most_common(10):
+            yield f"  column {name!r} is missing in {count:,}"
+        for name, levels in self.unseen.items():
+            few = ", ".join(repr(level) for level, _ in levels.most_common(5))
+            more = f" and {len(levels) - 5:,} more" if len(levels) > 5 else ""
+            yield (
+                f"  column {name!r} has a level that was not learned from in "
+                f"{sum(levels.values()):,}: {shorten(printable(few), 200)}{more}"
+            )
+
+
+def predict(
+    model: Model,
+    source: Any,
+    write: Callable[[bytes], object],
+    *,
+    interval: float | None = None,
+    keep: Sequence[str] = (),
+    keep_all: bool = False,
+    progress: Progress,
+) -> Tally:
+    """Write the predictions for all rows of a table as CSV.
+
+    The columns: those that are kept, as they are; ``prediction``, the mean or the likeliest class;
+    for classes ``probability_…`` of each; with an interval ``low`` and ``high`` of the mean, or of
+    each probability. Rows with a missing value or an unknown level are empty.
+
+    Args:
+        model: the model.
+        source: of the rows, as for ``open_table``.
+        write: takes the CSV, piece by piece.
+        interval: the level of intervals.
+        keep: columns to be written in front of the predictions.
+        keep_all: keep all.
+        progress: shown on the way.
+
+    Raises:
+        DataError: the data break a rule, or the model has no covariance.
+    """
+    table = _opened(model, source, keep, keep_all)
+    kept = tuple(table.schema.names) if keep_all else tuple(keep)
+    read = tuple(dict.fromkeys((*kept, *model.reads)))
+    made = names(model, interval is not None)
+    twice = [name for name in kept if name in made]
+    if twice:
+        raise DataError(
+            f"column {twice[0]!r} would be there twice, as what is kept and as what is predicted: "
+            "rename it in the data, or do not keep it"
+        )
+    write(_line([*kept, *made]))
+    tally = Tally()
+    work = partial(_pieces, model, interval, kept)
+    with (
+        threadpool_limits(1, user_api="blas"),
+        progress.stage("predicting", table.total_bytes) as stage,
+    ):
+        for text, rows, found, bytes_read in Ahead(table.batches(read), work):
+            write(text)
+            tally.add(rows, found)
+            stage.update(rows, bytes_read)
+    return tally
+
+
+def names(model: Model, interval: bool) -> list[str]:
+    """The columns that are predicted.
+
+    >>> from tangograd.glm.fitted import Fitted
+    >>> fitted = Fitted(
+    ...     "gaussian", "identity", ("x",), np.ones(1), rows=9, weight=9.0, dispersion=1.0,
+    ...     log_likelihood=-9.0, deviance=9.0, null_deviance=9.0, progressive=False
+    ... )
+    >>> names(Model(fitted), True)
+    ['prediction', 'low', 'high']
+    """
+    classes = model.fitted.classes
+    if classes is None:
+        return ["prediction", *(["low", "high"] if interval else [])]
+    ends = [f"{end}_{label_text(label)}" for label in classes for end in ("low", "high")]
+    shares = [f"probability_{label_text(label)}" for label in classes]
+    return ["prediction", *shares, *(ends if interval else [])]
+
+
+def _opened(model: Model, source: Any, keep: Sequence[str], keep_all: bool) -> Table:
+    """The table, with what is only kept as text, so that it stays as it is."""
+    texts = dict.fromkeys(keep, pa.string())
+    return open_table(source, types=_OrText(model.types) if keep_all else texts | model.types)
+
+
+class _OrText(UserDict[str, pa.DataType]):
+    """Types of some columns; all others are text."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+    def __missing__(self, name: str) -> pa.DataType:
+        return pa.string()
+
+
+def _pieces(
+    model: Model, interval: float | None, kept: Sequence[str], batch: Batch
+) -> list[tuple[bytes, int, Predictions, int]]:
+    result = []
+    for start in range(0, batch.records.num_rows, PIECE_ROWS):
+        records = batch.records.slice(start, PIECE_ROWS)
+        found = model.predict(
+            records, interval=interval, where=lambda i, start=start: where(batch, start + i)
+        )
+        columns = [records.column(name) for name in kept]
+        columns += _columns(model, found, records.num_rows)
+        text = io.BytesIO()
+        pa_csv.write_csv(
+            pa.record_batch(columns, names=[f"c{i}" for i in range(len(columns))]),
+            text,
+            pa_csv.WriteOptions(include_header=False),
+        )
+        result.append((text.getvalue(), records.num_rows, found, batch.bytes_read))
+    return result
+
+
+def _columns(model: Model, found: Predictions, rows: int) -> list[pa.Array]:
+    spread = partial(_spread, rows, found.kept)
+    classes = model.fitted.classes
+    ends = None if found.low is None or found.high is None else (found.low, found.high)
+    if classes is None:
+        return [spread(values) for values in (found.mean, *(ends or ()))]
+    likeliest = spread(found.mean.argmax(axis=1))
+    parts = [pa.array(classes).take(likeliest)]
+    parts += [spread(found.mean[:, k]) for k in range(len(classes))]
+    if ends is not None:
+        parts += [spread(end[:, k]) for k in range(len(classes)) for end in ends]
+    return parts
+
+
+def _spread(rows: int, kept: NDArray[np.int64], values: NDArray[Any]) -> pa.Array:
+    """The values in the rows that have them, nothing in the others."""
+    whole, absent = np.zeros(rows, values.dtype), np.ones(rows, dtype=bool)
+    whole[kept], absent[kept] = values, False
+    return pa.array(whole, mask=absent)
+
+
+def _line(cells: Sequence[str]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerow(cells)
+    return text.getvalue().encode()
