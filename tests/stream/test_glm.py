@@ -153,6 +153,7 @@ def by_hand(problem):
         preconditioned = fisher * root[:, None] * root
         q, q2 = np.trace(preconditioned), np.sum(preconditioned**2)
         moved = np.abs((C * step.reshape(shape)) @ x).max()
+        moved *= problem.family != families.GAUSSIAN
         gamma = scalars[kernel.GAMMA]
         row_gamma = gamma / max(1.0, gamma * q, gamma * moved / kernel.BOUND)
         v = keeping * v + row_gamma * C * step.reshape(shape)
@@ -164,6 +165,7 @@ def by_hand(problem):
         scalars[kernel.NOISE] += row_gamma * q2
         scalars[kernel.WEIGHT] += w
         scalars[kernel.LOSS] += w * loss
+        scalars[kernel.MISTAKES] += loss > math.log(2)
         if problem.family in FREE:
             scalars[kernel.PEARSON] += w * s[0] ** 2 / F[0, 0]
         scalars[kernel.LEVERAGE] += row_gamma < gamma

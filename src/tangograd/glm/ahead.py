@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
 Source = TypeVar("Source")
@@ -31,7 +31,7 @@ class Ahead(Generic[Source, Item]):
     def __init__(
         self,
         source: Iterator[Source],
-        work: Callable[[Source], list[Item]],
+        work: Callable[[Source], Iterable[Item]],
         size: int = AHEAD,
     ) -> None:
         self._source, self._work = source, work

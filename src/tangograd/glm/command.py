@@ -2,43 +2,46 @@
 
 from __future__ import annotations
 
-import io
 import json
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, cast
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-import tangograd
 from tangograd.files import writable_folder
+from tangograd.glm.blueprint import Policy
 from tangograd.glm.design import Design, plan
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
 from tangograd.glm.examples import EXAMPLES
 from tangograd.glm.families import family
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.holdout import Draw, Evaluation, evaluate
+from tangograd.glm.holdout import Draw, evaluate
 from tangograd.glm.inference import MOST_CLASSES_NAMED, Target, check_few, infer
 from tangograd.glm.interrupts import Interrupt
-from tangograd.glm.labels import label
+from tangograd.glm.labels import MISSING, label
+from tangograd.glm.layout import shown
 from tangograd.glm.learning import Learner
 from tangograd.glm.options import FitOptions, UsageError
 from tangograd.glm.outcome import Outcome
 from tangograd.glm.progress import Progress
 from tangograd.glm.readers import Batch, Table, open_table
-from tangograd.glm.saved import fitted_to_dict, save
+from tangograd.glm.sources import source
 from tangograd.glm.summary import Summary
-from tangograd.glm.wording import model_words, plural
+from tangograd.glm.wording import plural
+from tangograd.glm.writing import written
 
 #: the family is inferred from so many rows; so are the classes of standard input
 FIRST_ROWS = 1 << 16
 FIRST_BYTES = 1 << 25
+#: deviance a degree of freedom beyond which a Poisson model is told so
+OVERDISPERSED = 2.0
+#: numbers for one that is not, in a column that is told of it
+ODD = 10
 EXPOSED = ("log", "cloglog")
 
 
@@ -60,10 +63,17 @@ def fit(options: FitOptions, progress: Progress) -> Outcome:
     for file in (options.output, options.report_file):
         if file is not None:
             writable_folder(file.parent)
-    levels = _levels(options.levels)
-    table = _table(options, levels)
-    design = _plan(options, table, levels)
-    return _Fit(options, progress, table, design, levels.get(design.blueprint.target)).run()
+    try:
+        levels = _levels(options.levels)
+        table = _table(options, levels)
+        design = _plan(options, table, levels)
+        classes = levels.get(design.blueprint.target)
+        outcome, design = _Fit(options, progress, table, design, classes).run()
+    except OSError as error:
+        raise DataError(
+            f"cannot read {error.filename or options.data}: {error.strerror or error}"
+        ) from error
+    return written(outcome, design)
 
 
 class _Fit:
@@ -83,7 +93,7 @@ class _Fit:
         self.interrupt = Interrupt()
         self.notes: list[str] = []
 
-    def run(self) -> Outcome:
+    def run(self) -> tuple[Outcome, Design]:
         """All of them."""
         options = self.options
         head, rest = self._head()
@@ -123,7 +133,7 @@ class _Fit:
             columns=len(self.design.blueprint.columns),
             interrupted=self.interrupt.pressed,
         )
-        return _written(outcome, self.design)
+        return outcome, self.design
 
     # --- before the rows are learned from
 
@@ -238,19 +248,18 @@ class _Fit:
 
     def _further_passes(self, learner: Learner) -> None:
         options = self.options
-        if self.interrupt.pressed or (options.passes == 1 and not options.polish):
+        if options.passes == 1 and not options.polish:
             return
-        if not learner.engine.streaming:
+        if not self.interrupt.pressed and not learner.engine.streaming:
             self.notes.append(
                 "all rows fitted in memory and were fit to convergence, so further passes and "
                 "polishing were not needed"
             )
             return
         for number in range(2, options.passes + 1):
-            learner.another_pass(number)
-            if self.interrupt.pressed:
-                return
-        if options.polish:
+            if not self.interrupt.pressed:
+                learner.another_pass(number)
+        if options.polish and not self.interrupt.pressed:
             learner.polish()
 
     def _fitted(self, learner: Learner) -> Fitted:
@@ -269,12 +278,27 @@ class _Fit:
         try:
             fitted = learner.engine.fitted(self.design.names, target.classes)
         except DataError as error:
-            if counts.read and not learner.engine.columns - len(self.design.names):
-                raise DataError(
-                    f"{error} ({'; '.join(self.notes) or 'all are held out'})"
-                ) from error
-            raise
+            raise DataError("; ".join((str(error), *self.notes))) from error
+        spread = fitted.deviance / max(fitted.rows - fitted.degrees_of_freedom, 1)
+        if fitted.family == "poisson" and spread > OVERDISPERSED:
+            self.notes.append(
+                f"the counts vary more than a Poisson model says (deviance a degree of freedom "
+                f"{spread:.1f}, not 1), so its standard errors are too small: use --robust, or "
+                "--family negative_binomial"
+            )
+        self.notes += _odd_levels(self.design)
         return replace(fitted, notes=(*fitted.notes, *self.design.notes, *self.notes))
+
+
+def _odd_levels(design: Design) -> Iterator[str]:
+    """Columns of numbers that a few other values made categories."""
+    for name, category in design.categories.items():
+        odd = [level for level in category.labels if level != MISSING and not _is_number(level)]
+        if odd and len(category.labels) >= ODD * len(odd):
+            yield (
+                f"{name} counts as categories since not all of it are numbers, such as "
+                f"{shown(odd, 3)}: correct them or leave them empty if they should be"
+            )
 
 
 def _check_family(options: FitOptions) -> None:
@@ -298,7 +322,7 @@ def _levels(path: Path | None) -> dict[str, list[object]]:
         return {}
     rule = 'a JSON object of lists, such as {"region": ["north", "south"]}, the baseline first'
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError as error:
         raise DataError(f"there is no file {str(path)!r} of levels") from error
     except ValueError as error:
@@ -333,25 +357,13 @@ def _is_number(text: str) -> bool:
         return False
 
 
-def source(data: str) -> str | BinaryIO:
-    """What to read: standard input without a buffer, which a thread may be left waiting for."""
-    if data != "-":
-        return data
-    if sys.stdin.isatty():
-        print("reading from the terminal; end with Ctrl-D", file=sys.stderr)
-    try:
-        return open(sys.stdin.fileno(), "rb", buffering=0, closefd=False)
-    except (OSError, io.UnsupportedOperation):
-        return sys.stdin.buffer
-
-
 def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[object]]) -> Design:
     formula = options.formula
     if options.no_intercept:
         formula = f"{formula or '.'} - 1"
     target = options.target
     features = {name: values for name, values in levels.items() if name != target}
-    design = plan(
+    return plan(
         table.schema,
         target=target,
         formula=formula,
@@ -359,10 +371,9 @@ def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[objec
         weights=options.weights,
         offset=options.offset,
         exclude=options.exclude,
-        na=options.na,
+        na=cast(Policy | None, options.na),
         levels=features,
     )
-    return design
 
 
 def _values(batches: Sequence[Batch], column: str) -> list[Any]:
@@ -376,61 +387,4 @@ def _values(batches: Sequence[Batch], column: str) -> list[Any]:
 
 def _enough(head: Sequence[Batch]) -> bool:
     rows = sum(batch.records.num_rows for batch in head)
-    return rows >= FIRST_ROWS or sum(batch.records.nbytes for batch in head) >= FIRST_BYTES
-
-
-def _written(outcome: Outcome, design: Design) -> Outcome:
-    """The outcome with the files that it was written to, and what went wrong."""
-    options, fitted = outcome.options, outcome.fitted
-    if options.output is None:
-        return outcome
-    payload = {"fitted": fitted_to_dict(fitted), "design": design.to_dict()}
-    try:
-        save(options.output, payload)
-    except OSError as error:
-        old = ", where the old file is kept" if options.output.exists() else ""
-        return replace(
-            outcome, failure=f"cannot write to {options.output}{old}: {error.strerror or error}"
-        )
-    outcome = replace(outcome, files={"model": str(options.output)})
-    report = options.report_file
-    if report is None:
-        return outcome
-    try:
-        _report(report, outcome)
-    except ImportError as error:
-        note = f"no report: it needs {error.name}; run pip install 'tangograd[plot]'"
-        return replace(outcome, remarks=(*outcome.remarks, note))
-    except OSError as error:
-        return replace(outcome, failure=f"cannot write to {report}: {error.strerror or error}")
-    return replace(outcome, files=outcome.files | {"report": str(report)})
-
-
-def _report(path: Path, outcome: Outcome) -> None:
-    from tangograd.glm.report import write_report
-
-    options, evaluation = outcome.options, outcome.evaluation
-    model = str(options.output)
-    words = model_words(outcome.fitted)
-    write_report(
-        path,
-        outcome.fitted,
-        title=f"{words[0].upper()}{words[1:]} of {outcome.target.column}",
-        held_out=evaluation.held_out if isinstance(evaluation, Evaluation) else None,
-        metrics=evaluation.metrics if isinstance(evaluation, Evaluation) else None,
-        level=options.level,
-        source={
-            "data": outcome.source,
-            "target": outcome.target.column,
-            "formula": options.formula or "",
-            "command": options.command,
-            "version": tangograd.__version__,
-            "date": datetime.now().astimezone().isoformat(" ", "minutes"),
-            "model": model,
-            "python": (
-                "import pyarrow as pa\nfrom tangograd.glm.predicting import Model\n\n"
-                f"model = Model.load({model!r})\n"
-                "model.predict(pa.RecordBatch.from_pandas(frame)).mean"
-            ),
-        },
-    )
+    return rows >= FIRST_ROWS or sum(int(batch.records.nbytes) for batch in head) >= FIRST_BYTES

@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
@@ -31,9 +32,9 @@ START_ROWS_EACH = 50
 #: and that on so many of these
 FIRST_ROWS = 2000
 FIRST_ROWS_EACH = 10
-#: until Σ f reaches this share of them
-INFORMATION = 0.05
-#: with a normal prior of this precision on standardised coefficients, against rare events
+#: more rows are added to those that start until the rarest column has so many events
+SEEN = 10
+#: their scoring has a normal prior of this precision on effects, against what is still rarer
 PRIOR = 1.0
 #: sums run over blocks of so many rows at most, whatever the chunks that rows come in
 BLOCK_ROWS = 8192
@@ -47,6 +48,8 @@ UNKNOWN_CONDITION = 4.0
 #: λ below the first do not count in that mean, those below the second as if they were it
 NO_CURVATURE = 1e-5
 LITTLE_CURVATURE = 1e-3
+#: mean(1/λ) from which columns are whitened; correlations 0.9^|i-j| have 9.5
+SLOW = 3.0
 POLISH_PASSES = 3
 POLISHED = 0.01
 
@@ -94,7 +97,7 @@ class OnePass:
     ) -> None:
         self.family, self.columns = family, columns
         self.outputs = classes - 1 if family.code == kernel.MULTINOMIAL else 1
-        self.alpha, self.intercept = alpha, intercept
+        self.alpha, self.intercept = float(alpha), intercept
         self.sampled = fisher == "sampled"
         self.rng = np.random.default_rng(seed)
         self.covariance = covariance
@@ -103,13 +106,14 @@ class OnePass:
         self.block_rows = 0
         self.buffer: list[Rows] = []
         self.pending: list[Rows] = []
+        self.waiting = 0  # rows pending
         self.tally = Tally(family, self.outputs + 1)
         self.watch = Watch(columns)
         self.sums: Sums | None = None
         self.polished: Solution | None = None
         self._solution: Solution | None = None
         size = columns + 1
-        self.m = np.zeros(columns)
+        self.at = Coordinates(np.zeros(columns))
         self.theta, self.v, self.C, self.S = (np.zeros((self.outputs, size)) for _ in range(4))
         self.scalars = np.zeros(kernel.SCALARS)
         self.start_rows = 0
@@ -130,8 +134,12 @@ class OnePass:
     def feed(
         self, X: Matrix, y: Array, weights: Array | None = None, offset: Array | None = None
     ) -> None:
-        """Learn from rows: X of shape (n, columns) dense or CSR, y of shape (n,)."""
+        """Learn from rows: X of shape (n, columns) dense or sparse, y of shape (n,).
+
+        The arrays are kept until the rows are learned from, and must not change.
+        """
         n = len(y)
+        X = X.tocsr() if is_sparse(X) else np.ascontiguousarray(X)  # of one layout, compiled once
         y = np.ascontiguousarray(y, dtype=np.float64)
         w = np.ones(n) if weights is None else np.ascontiguousarray(weights, dtype=np.float64)
         shift = np.zeros(n) if offset is None else np.ascontiguousarray(offset, dtype=np.float64)
@@ -143,19 +151,20 @@ class OnePass:
             rows = rows.take(np.flatnonzero(rows.w))
         if not len(rows):
             return
+        rows = rows.canonical()
         self._solution = self.polished = None
         if not self.block_rows:
             self.block_rows = _block_rows(rows)
-        waiting = sum(len(part) for part in self.pending)
-        for block in blocks(rows, self.block_rows, self.block_rows - waiting):
+        for block in blocks(rows, self.block_rows, self.block_rows - self.waiting):
             self.pending.append(block)
-            if sum(len(part) for part in self.pending) == self.block_rows:
+            self.waiting += len(block)
+            if self.waiting == self.block_rows:
                 self._flush()
 
     def _flush(self) -> None:
         """Take in the pending rows as a block."""
         block = together(self.pending)
-        self.pending = []
+        self.pending, self.waiting = [], 0
         self.watch.see(block)
         if self.streaming:
             self._stream(block)
@@ -167,14 +176,18 @@ class OnePass:
     def _start(self) -> None:
         """Fisher scoring on the first rows of the buffer; TANGO on the others."""
         first = self._first()
-        objective = self._objective(first, prior=PRIOR)
+        unit = sum(float(block.w.sum()) for block in first) / sum(len(block) for block in first)
+        # where y is never at the border of its domain, no data send a coefficient to infinity
+        prior = 0.0 if self.family.name in ("gaussian", "gamma") else PRIOR * unit
+        objective = self._objective(first, prior=prior)
         theta = self._null(first, objective.m)
         few = [first[0].take(slice(max(FIRST_ROWS, FIRST_ROWS_EACH * self.columns)))]
         if len(few[0]) < len(first[0]):  # most steps need no more
-            few_theta = converge(self._objective(few, objective.m, PRIOR), theta, 1e-2, 20, False)
-            theta = few_theta.theta
-        found = converge(objective, theta, 1e-2, 20, meat=False)
-        self.m, self.theta = objective.m, found.theta
+            few_objective = self._objective(few, objective.m, prior)
+            theta = converge(few_objective, theta, 1e-2 * unit, 20, meat=False).theta
+        found = converge(objective, theta, 1e-2 * unit, 20, meat=False)
+        objective, found = self._whitened(objective, found)
+        self.at, self.theta = found.at, found.theta
         self._prepare(objective, found)
         self.tally.add(first, found.loss, found.pearson)
         self.streaming = True
@@ -182,26 +195,49 @@ class OnePass:
         for block in rest:
             self._stream(block)
 
+    def _whitened(self, objective: Objective, found: Solution) -> tuple[Objective, Solution]:
+        """In coordinates without slow directions, where there would be some; O(d²) a row."""
+        if self.alpha > 0 or self.kind == "diagonal" or self.theta.size > FULL_COVARIANCE:
+            return objective, found
+        if _condition(objective.penalised(found.sums.fisher)) < SLOW:
+            return objective, found
+        at = whitening(objective.m, found.sums.fisher, self.outputs)
+        if not self.intercept:
+            at = Coordinates(objective.m, at.W)
+        inside = self._objective([at.rows(block) for block in objective.blocks], at.rest)
+        theta = at.inward(found.at.outward(found.theta))
+        _, _, sums = inside.sums(theta, full=True)
+        return inside, found._replace(theta=theta, sums=sums, at=at)
+
     def _first(self) -> list[Rows]:
         """Take the rows that start the stream out of the buffer.
 
-        They are more where each says little: where events are rare, the Fisher weights f at the
-        mean are small.
+        They are more where each says little: where events are rare, or levels of a category.
         """
         wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
         first: list[Rows] = []
-        while self.buffer:
+        have = 0
+        while self.buffer and (have < wanted or self._seen(first) < SEEN):
             block = self.buffer.pop(0)
-            missing = wanted - sum(len(part) for part in first)
-            if 0 < missing < len(block):
-                self.buffer.insert(0, block.take(slice(missing, None)))
-                block = block.take(slice(missing))
+            if 0 < wanted - have < len(block):
+                self.buffer.insert(0, block.take(slice(wanted - have, None)))
+                block = block.take(slice(wanted - have))
             first.append(block.solid())
-            tally = Tally(self.family, self.outputs + 1)
-            tally.add(first, 0.0, 0.0)
-            if missing <= len(block) and tally.information() >= INFORMATION * wanted:
-                break
+            have += len(block)
         return first
+
+    def _seen(self, rows: list[Rows]) -> float:
+        """How often the rarest column has been seen to do something: informative rows with it.
+
+        A column's rows are counted as ``(Σ x²)² / Σ x⁴`` (for centred x): those of a rare level.
+        """
+        tally = Tally(self.family, self.outputs + 1)
+        tally.add(rows, 0.0, 0.0)
+        objective = self._objective(rows)
+        squares, fourth = objective.moments(2)[:-1], objective.moments(4)[:-1]
+        there = fourth > 0
+        count = float(np.min(squares[there] ** 2 / fourth[there], initial=np.inf))
+        return count * min(tally.information() / tally.rows, 1.0)
 
     def _prepare(self, objective: Objective, found: Solution) -> None:
         """The state of the stream after the rows that started it."""
@@ -219,7 +255,7 @@ class OnePass:
         scalars[kernel.WEIGHT] = objective.weight
         scalars[kernel.LOSS] = found.loss
         scalars[kernel.PEARSON] = found.pearson
-        q = self._leverages(objective)
+        q, scalars[kernel.MISTAKES] = self._leverages(objective)
         scalars[kernel.Q], scalars[kernel.Q2] = q.sum(), q @ q
         scalars[kernel.SCALE] = 1.0
         scalars[kernel.INTERCEPT] = float(self.intercept)
@@ -229,19 +265,21 @@ class OnePass:
             self.sums = objective.sums(found.theta, self.kind == "full", meat=True)[2]
             self.sums.gradient[:] = 0.0
 
-    def _leverages(self, objective: Objective) -> Array:
-        """Q of the rows that started the stream."""
+    def _leverages(self, objective: Objective) -> tuple[Array, int]:
+        """What q was of the rows that started the stream, and how many were mistaken."""
         n = sum(len(block) for block in objective.blocks)
         C = np.where(self.S > 0, n / np.where(self.S > 0, self.S, 1.0), 0.0)
-        result = []
+        result, mistakes = [], 0
         for block in objective.blocks:
-            _, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
-            q = np.column_stack([squares(block.X, self.m, c, self.intercept) for c in C])
+            loss, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
+            mistakes += int(np.sum(loss > kernel.LOG_TWO))
+            q = np.column_stack([squares(block.X, objective.m, c, self.intercept) for c in C])
             result.append(block.w * np.einsum("nii,ni->n", f, q))
-        return np.concatenate(result)
+        return np.concatenate(result), mistakes
 
     def _stream(self, block: Rows) -> None:
         """TANGO on one block."""
+        block = self.at.rows(block)
         n, k = len(block), self.outputs
         keeping = self.sums is not None
         scores = np.empty((n if keeping else 0, k))
@@ -253,28 +291,31 @@ class OnePass:
                 "the coefficients became infinite; look for extreme values in the features"
             )
         if self.sums is not None:
-            self.sums.add(block.solid(), self.m, scores, fishers, self.intercept)
+            self.sums.add(block.solid(), self.at.rest, scores, fishers, self.intercept)
         self.tally.add(
             [block], self.scalars[kernel.LOSS] - loss, self.scalars[kernel.PEARSON] - pearson
         )
 
-    def condense(self) -> None:
-        """Forget the rows in memory, but not what was learned from them; a stream may go on."""
+    def settle(self) -> None:
+        """Take in the rows that wait for a block to be full; after the last rows of a pass."""
         if self.pending:
             self._flush()
+
+    def condense(self) -> None:
+        """Forget the rows in memory, but not what was learned from them; a stream may go on."""
+        self.settle()
         found = self.solution()
         if self.streaming:
             return
         objective = self._objective(self.buffer)
-        self.m, self.theta = found.m.copy(), found.theta.copy()
+        self.at, self.theta = found.at, found.theta.copy()
         self.tally = self.settled_tally(found)
         self._prepare(objective, found)
         self.streaming, self.buffer, self._solution = True, [], found
 
     def rewind(self) -> None:
         """Another pass over the same rows begins: TANGO goes on, the tallies begin anew."""
-        if self.pending:
-            self._flush()
+        self.settle()
         if not self.streaming:
             raise DataError("rows in memory are fit to convergence: further passes change nothing")
         self.passes += 1
@@ -289,7 +330,7 @@ class OnePass:
             return
         for name in ("theta", "v", "C", "S"):
             setattr(self, name, np.insert(getattr(self, name), [self.columns] * extra, 0.0, axis=1))
-        self.m = np.r_[self.m, np.zeros(extra)]
+        self.at = self.at.grown(columns)
         self.columns = columns
         self._solution = self.polished = None
         self.watch.grow(columns)
@@ -298,9 +339,7 @@ class OnePass:
 
     # --- results
 
-    def _objective(
-        self, rows: list[Rows], m: Array | None = None, prior: float = 0.0
-    ) -> Objective:
+    def _objective(self, rows: list[Rows], m: Array | None = None, prior: float = 0.0) -> Objective:
         if m is None:
             m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
         return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha, prior)
@@ -365,29 +404,26 @@ class OnePass:
             return found
         sums = self.sums or Sums(self.outputs, self.columns + 1, full=False)
         return Solution(
-            self.theta, self.tally.loss, self.tally.pearson, sums, False, self.m, streamed=True
+            self.theta, self.tally.loss, self.tally.pearson, sums, False, self.at, streamed=True
         )
 
     def coefficients(self) -> Array:
         """Shape (outputs, columns + 1), the intercept last."""
         found = self.solution()
-        theta = found.theta.copy()
-        if self.intercept:
-            theta[:, -1] -= theta[:, :-1] @ found.m
-        return theta
+        return found.at.outward(found.theta)
 
     def polish(self, again: Callable[[], Iterable[Rows]]) -> None:
         """Newton steps on whole passes, until one is worth less than 0.01 standard errors."""
+        self.settle()
         if not self.streaming:
             return
-        if self.pending:
-            self._flush()
         if self.theta.size > DENSE:
             raise DataError(
                 f"polishing forms the Fisher matrix, for at most {DENSE} coefficients; there are "
                 f"{self.theta.size}: use more passes instead"
             )
-        theta = self.theta
+        centred = Coordinates(self.at.m)
+        theta = centred.inward(self.at.outward(self.theta))
         for _ in range(POLISH_PASSES):
             self.passes += 1
             sums = Sums(self.outputs, self.columns + 1, full=True)
@@ -395,7 +431,7 @@ class OnePass:
             loss, pearson, weight = 0.0, 0.0, 0.0
             objective = None
             for rows in _even(again(), self.block_rows):
-                objective = self._objective([rows], self.m)
+                objective = self._objective([rows], self.at.m)
                 here, s2, part = objective.sums(theta, full=True, meat=True)
                 loss, pearson, weight = loss + here, pearson + s2, weight + objective.weight
                 sums.include(part)
@@ -410,10 +446,10 @@ class OnePass:
             implied = math.sqrt(max(float(g @ move), 0.0) / max(dispersion, 1e-300))
             theta = theta - move.reshape(theta.shape)
             self.tally = tally
-            self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, self.m)
+            self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, centred)
             if implied < POLISHED:
                 break
-        self.theta, self.v[:] = theta.copy(), 0.0
+        self.theta, self.v[:] = self.at.inward(centred.outward(theta)), 0.0
 
     def fitted(
         self, names: tuple[str, ...] | None = None, labels: tuple[object, ...] | None = None
@@ -429,7 +465,7 @@ def step(model: OnePass, block: Rows, scores: Array, fishers: Array) -> None:
     """Call the compiled kernel that suits the block."""
     order = np.arange(len(block)) if block.order is None else block.order
     family = (model.family.code, model.family.parameter)
-    given = (block.y, block.w, block.offset, order, model.m)
+    given = (block.y, block.w, block.offset, order, model.at.rest)
     state = (model.theta, model.v, model.C, model.S)
     rest = (model.scalars, model.alpha, model.sampled, model.rng, scores, fishers)
     X, rows = block.X, cast(Any, kernel)

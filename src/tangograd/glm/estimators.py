@@ -9,29 +9,38 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
-from scipy.special import softmax
+from scipy.special import log_softmax, softmax
 from scipy.stats import norm
 from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
 from sklearn.metrics import accuracy_score
 from sklearn.utils import check_random_state
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
-from sklearn.utils.validation import _check_sample_weight, check_is_fitted, validate_data
+from sklearn.utils.validation import (
+    check_consistent_length,
+    check_is_fitted,
+    column_or_1d,
+    validate_data,
+)
 
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, family, multinomial
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.rows import Rows
+from tangograd.glm.rows import Rows, is_sparse
 
 if TYPE_CHECKING:
     from tangograd.glm.summary import Summary
 
 Array = NDArray[np.float64]
 
-#: rows are shuffled in runs of about so many bytes, which memory reads at once
-RUN_BYTES = 32768
+#: rows are shuffled in runs of about so many bytes, which memory reads at once,
+RUN_BYTES = 4096
+#: unless neighbouring targets correlate by more than this: then one by one
+TOGETHER = 0.05
+NUMBERS = (int, float, np.integer, np.floating)
+EXTREME = "the coefficients are not finite; look for extreme values in X"
 
 
 class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
@@ -48,6 +57,8 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
     warm_start: bool
     random_state: int | np.random.RandomState | None
 
+    _model: OnePass | _Loaded
+
     # --- what differs
 
     def _family(self) -> Family:
@@ -60,12 +71,38 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         """The target as numbers that the family takes."""
         raise NotImplementedError
 
+    def _weights(self, y: NDArray[Any], codes: Array, weights: Array) -> Array:  # noqa: ARG002
+        """The weights of the rows, given those of the user."""
+        return weights
+
     # --- learning
+
+    def _validated(self, X: Any, y: Any, **options: Any) -> tuple[Any, NDArray[Any]]:
+        """X, dense in C order or CSR, and y of shape (n,); X may not be finite yet, see _fit."""
+        self._check_options()
+        try:
+            X, y = validate_data(
+                self,
+                X,
+                y,
+                accept_sparse="csr",
+                dtype=[np.float64, np.float32],
+                order="C",
+                ensure_all_finite=False,
+                **options,
+            )
+        except (TypeError, ValueError):
+            _check_finite_target(y)
+            raise
+        if is_sparse(X) and not X.has_canonical_format:
+            X = X.copy()
+            X.sum_duplicates()
+        return X, y
 
     def _check_options(self) -> None:
         _in(self.fisher, "fisher", ("expected", "sampled"))
         _in(self.covariance, "covariance", ("auto", "full", "diagonal", None))
-        if not (np.isscalar(self.alpha) and 0 <= self.alpha < np.inf):
+        if not (isinstance(self.alpha, NUMBERS) and 0 <= self.alpha < np.inf):
             raise ValueError(f"alpha must be 0 or positive; got {self.alpha!r}")
         if not (isinstance(self.passes, int | np.integer) and self.passes >= 1):
             raise ValueError(f"passes must be 1 or more; got {self.passes!r}")
@@ -91,17 +128,17 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         offset: ArrayLike | None,
         exposure: ArrayLike | None,
     ) -> Rows:
-        weights = _check_sample_weight(sample_weight, X, dtype=np.float64, ensure_non_negative=True)
-        if not weights.any():
-            raise ValueError("sample_weight is 0 for all rows: there is nothing to learn from")
-        return Rows(X, self._codes(y), weights, self._offset(len(y), offset, exposure))
+        codes = self._codes(y)
+        weights = self._weights(y, codes, _weights(sample_weight, len(y)))
+        return Rows(X, codes, weights, self._offset(len(y), offset, exposure))
 
     def _check_finite(self, X: Any) -> None:
         """Name the first row and column that are not finite."""
-        values = X.data if sp.issparse(X) else X
-        if np.isfinite(values.sum()) or np.isfinite(values).all():
-            return
-        if sp.issparse(X):
+        values = X.data if is_sparse(X) else X
+        with np.errstate(invalid="ignore", over="ignore"):  # the sum is a quick first look
+            if np.isfinite(values.sum()) or np.isfinite(values).all():
+                return
+        if is_sparse(X):
             X = X.tocoo()
             worst = np.flatnonzero(~np.isfinite(X.data))[0]
             row, column, value = int(X.row[worst]), int(X.col[worst]), X.data[worst]
@@ -126,43 +163,54 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             given = _column(exposure, "exposure", n)
             if not (given > 0).all():
                 first = int(np.flatnonzero(~(given > 0))[0])
-                raise ValueError(f"exposure must be positive; row {first} has {given[first]:g}")
+                raise DataError(f"exposure must be positive; row {first} has {given[first]:g}")
             total += np.log(given)
         return total
 
     def _fit(self, rows: Rows) -> Self:
+        if not rows.w.any():
+            raise DataError("sample_weight is zero in all rows: there is nothing to learn from")
         if rows.bytes <= engine.BUFFER_BYTES:
             self._check_finite(rows.X)
         before = getattr(self, "_model", None) if self.warm_start else None
         model = self._engine(rows.X.shape[1])
         if before is not None and before.theta.shape == model.theta.shape:
             model.initial = before.coefficients()
-        ordered = _Shuffled(rows, self.shuffle, self.random_state)
+            model.initial[:, -1] *= self.fit_intercept
         try:
-            for part in ordered:
-                model.feed_rows(part)
-        except DataError:  # as of what is not finite, which reaches the coefficients at once
-            self._check_finite(rows.X)
-            raise
-        for _ in range(int(self.passes) - 1):
-            if not model.streaming:
-                break
+            with np.errstate(invalid="ignore", over="ignore"):
+                self._learn(model, rows)
+        except (DataError, np.linalg.LinAlgError) as error:
+            self._check_finite(rows.X)  # what is not finite reaches the coefficients at once
+            if isinstance(error, DataError):
+                raise
+            raise DataError(EXTREME) from error
+        self._model = model
+        return self
+
+    def _learn(self, model: OnePass, rows: Rows) -> None:
+        ordered = _Shuffled(rows, self.shuffle, self.random_state)
+        for part in ordered:
+            model.feed_rows(part)
+        model.settle()
+        for _ in range(int(self.passes) - 1 if model.streaming else 0):
             model.rewind()
             for part in ordered:
                 model.feed_rows(part)
         if self.polish:
             model.polish(lambda: [rows])
         model.condense()
-        self._model = model
-        return self
+        if not np.isfinite(model.coefficients()).all():
+            raise DataError(EXTREME)
 
     def _partial_fit(self, rows: Rows, first: bool) -> Self:
         self._check_finite(rows.X)
-        if first:
-            self._model = self._engine(rows.X.shape[1])
-        elif isinstance(self._model, _Loaded):
+        model = self._engine(rows.X.shape[1]) if first else self._model
+        if isinstance(model, _Loaded):
             raise ValueError("a loaded model cannot learn further; fit a new one")
-        self._model.feed_rows(Rows(*(part.copy() for part in rows[:4])))
+        X, y, w, offset, _ = rows
+        model.feed_rows(Rows(X.copy(), y.copy(), w.copy(), offset.copy()))
+        self._model = model
         return self
 
     # --- results
@@ -204,7 +252,7 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         return X, eta + self._offset(X.shape[0], offset, exposure)[:, None]
 
     def summary(self, *, level: float = 0.95, robust: bool = False) -> Summary:
-        """Coefficients with standard errors, z, p and intervals; print it, or show it in a notebook.
+        """Coefficients with standard errors, z, p and intervals; to print or show in a notebook.
 
         Args:
             level: of the intervals.
@@ -218,6 +266,11 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         """Write the fitted model as versioned JSON; nothing in it is executable."""
         from tangograd.glm.saved import fitted_to_dict, save
 
+        if not self.fit_intercept and _has_intercept(self.fitted_):
+            raise DataError(
+                "the first column is called 'intercept', which in a model file is the constant's "
+                "name: rename it"
+            )
         save(Path(path), {"fitted": fitted_to_dict(self.fitted_), "design": None})
 
     @classmethod
@@ -232,7 +285,7 @@ class _GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         raise NotImplementedError
 
     def _restore(self, fitted: Fitted) -> Self:
-        names = [name for name in fitted.names if name != "intercept"]
+        names = list(fitted.names[1:] if _has_intercept(fitted) else fitted.names)
         self._model = _Loaded(fitted)
         self.n_features_in_ = len(names)
         if names != [f"x{i}" for i in range(len(names))]:
@@ -257,7 +310,7 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
             ``"tweedie"``, or a :func:`tangograd.glm.family` with its dispersion or power.
         link: of binomial models ``"logit"`` (default), ``"probit"`` or ``"cloglog"``; the others
             have one link each, identity for gaussian and log for the rest.
-        alpha: the penalty in ``mean loss + alpha/2 ‖coef‖²``, the loss being half the unit deviance.
+        alpha: the penalty in ``mean loss + alpha/2 ‖coef‖²``, the loss being half the deviance.
         fit_intercept: add a constant to the predictor.
         passes: over the rows; two come closer to maximum likelihood.
         polish: at most three further passes with Newton steps, until one is worth less than 0.01
@@ -319,20 +372,8 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
         return numbers
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
-        self._check_options()
-        self._family()
-        checked: tuple[Any, Any] = validate_data(
-            self,
-            X,
-            y,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            order="C",
-            y_numeric=True,
-            ensure_all_finite=False,  # see _fit
-            reset=reset,
-        )
-        return checked
+        self._family()  # or its error, before any of the data
+        return self._validated(X, y, y_numeric=True, reset=reset)
 
     def fit(
         self,
@@ -351,8 +392,8 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
             offset: added to the linear predictor.
             exposure: multiplies the mean (log links).
         """
-        X, y = self._checked(X, y, reset=True)
-        return self._fit(self._rows(X, y, sample_weight, offset, exposure))
+        checked = self._checked(X, y, reset=True)
+        return self._fit(self._rows(*checked, sample_weight, offset, exposure))
 
     def partial_fit(
         self,
@@ -367,8 +408,8 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
         The result is that of ``fit(shuffle=False)`` on all the rows, to the last bit.
         """
         first = not hasattr(self, "_model")
-        X, y = self._checked(X, y, reset=first)
-        return self._partial_fit(self._rows(X, y, sample_weight, offset, exposure), first)
+        checked = self._checked(X, y, reset=first)
+        return self._partial_fit(self._rows(*checked, sample_weight, offset, exposure), first)
 
     @property
     def coef_(self) -> Array:
@@ -393,8 +434,8 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
             X: shape (n, d).
             offset: as in ``fit``.
             exposure: as in ``fit``.
-            interval: a level such as 0.95; the result is then (mean, low, high), an interval for the
-                mean that reflects the uncertainty of the coefficients.
+            interval: a level such as 0.95; the result is then (mean, low, high), an interval for
+                the mean that reflects the uncertainty of the coefficients.
         """
         X, eta = self._predictors(X, offset, exposure)
         model_family, eta = self._family(), eta[:, 0]
@@ -415,8 +456,9 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
     ) -> float:
         """D², the share of the deviance explained: R² for gaussian models."""
         X, eta = self._predictors(X, offset, exposure)
-        y = self._codes(np.asarray(y))
-        w = _check_sample_weight(sample_weight, X, dtype=np.float64)
+        check_consistent_length(X, y)
+        y = self._codes(column_or_1d(y))
+        w = _weights(sample_weight, len(y))
         model_family = self._family()
         mean = float(np.average(y, weights=w))
         null = np.full(len(y), model_family.predictor(mean))
@@ -434,7 +476,7 @@ class TangoRegressor(RegressorMixin, _GeneralisedLinear):  # type: ignore[misc]
         if fitted.parameters:
             chosen = family(fitted.family, fitted.link, **fitted.parameters)
         link = None if fitted.parameters else fitted.link
-        with_intercept = "intercept" in fitted.names
+        with_intercept = _has_intercept(fitted)
         return cls(chosen, link, alpha=fitted.alpha, fit_intercept=with_intercept)._restore(fitted)
 
     def __sklearn_tags__(self) -> Any:
@@ -504,44 +546,34 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
 
     def _codes(self, y: NDArray[Any]) -> Array:
         if len(self.classes_) == 2:
-            codes = (y == self.classes_[1]).astype(np.float64)
-            if (codes.sum() + np.count_nonzero(y == self.classes_[0])) == len(y):
-                return codes
+            second = np.asarray(y == self.classes_[1])
+            if second.sum() + np.count_nonzero(y == self.classes_[0]) == len(y):
+                return second.astype(np.float64)
         codes = np.searchsorted(self.classes_, y)
         known = np.minimum(codes, len(self.classes_) - 1)
         wrong = np.flatnonzero(self.classes_[known] != y)
         if len(wrong):
-            raise ValueError(
-                f"row {wrong[0]} has the class {y[wrong[0]]!r}, which is not among {self.classes_}"
+            raise DataError(
+                f"row {wrong[0]} has the class {y[wrong].tolist()[0]!r}, which is not among "
+                f"{self.classes_}"
             )
         return codes.astype(np.float64)
 
     def _checked(self, X: Any, y: Any, reset: bool) -> tuple[Any, Any]:
-        self._check_options()
-        X, y = validate_data(
-            self,
-            X,
-            y,
-            accept_sparse="csr",
-            dtype=[np.float64, np.float32],
-            order="C",
-            ensure_all_finite=False,  # see _fit
-            reset=reset,
-        )
+        X, y = self._validated(X, y, reset=reset)
+        if y.dtype.kind == "O":
+            _check_finite_target(y)
         if y.dtype.kind not in "iub":  # whole numbers are classes
             check_classification_targets(y)
         return X, y
 
-    def _weighted(self, y: NDArray[Any], sample_weight: ArrayLike | None, X: Any) -> Array:
-        weights: Array = _check_sample_weight(
-            sample_weight, X, dtype=np.float64, ensure_non_negative=True
-        )
+    def _weights(self, y: NDArray[Any], codes: Array, weights: Array) -> Array:
         if self.class_weight is None:
             return weights
         each = compute_class_weight(
             self.class_weight, classes=self.classes_, y=y, sample_weight=weights
         )
-        return np.asarray(weights * each[np.searchsorted(self.classes_, y)])
+        return np.asarray(weights * each[codes.astype(np.int64)])
 
     def fit(
         self,
@@ -551,13 +583,9 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
         offset: ArrayLike | None = None,
     ) -> Self:
         """Learn from all rows; arguments as in :meth:`TangoRegressor.fit`, y labels of any kind."""
-        X, y = self._checked(X, y, reset=True)
-        self.classes_ = _classes(y)
-        if len(self.classes_) < 2:
-            raise ValueError(
-                f"there is only one class, {self.classes_[0]!r}: nothing to tell apart"
-            )
-        return self._fit(self._rows(X, y, self._weighted(y, sample_weight, X), offset, None))
+        checked = self._checked(X, y, reset=True)
+        self.classes_ = _at_least_two(_classes(checked[1]))
+        return self._fit(self._rows(*checked, sample_weight, offset, None))
 
     def partial_fit(
         self,
@@ -569,13 +597,13 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
     ) -> Self:
         """Learn from further rows; the first call needs the ``classes`` of the whole stream."""
         first = not hasattr(self, "_model")
-        X, y = self._checked(X, y, reset=first)
+        checked = self._checked(X, y, reset=first)
         if first:
             if classes is None:
                 raise ValueError(
                     "the first call of partial_fit needs classes=, all of the stream's"
                 )
-            self.classes_ = unique_labels(classes)
+            self.classes_ = _at_least_two(unique_labels(classes))
         elif classes is not None and not np.array_equal(unique_labels(classes), self.classes_):
             raise ValueError(
                 f"classes={classes!r} are not those of the first call, {self.classes_}"
@@ -584,8 +612,7 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
             raise ValueError(
                 "class_weight='balanced' needs all rows; give partial_fit the weights themselves"
             )
-        rows = self._rows(X, y, self._weighted(y, sample_weight, X), offset, None)
-        return self._partial_fit(rows, first)
+        return self._partial_fit(self._rows(*checked, sample_weight, offset, None), first)
 
     @property
     def coef_(self) -> Array:
@@ -600,7 +627,7 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
     def decision_function(
         self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None
     ) -> Array:
-        """The log-odds of the second class, shape (n,); or of all classes, centred, (n, classes)."""
+        """The log-odds of the second class, shape (n,); or of all, centred, (n, classes)."""
         _, eta = self._predictors(X, offset)
         if len(self.classes_) == 2:
             return eta[:, 0]
@@ -615,7 +642,8 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
         self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None
     ) -> Array:
         """Its logarithm."""
-        return np.asarray(np.log(self.predict_proba(X, offset)))
+        _, eta = self._predictors(X, offset)
+        return np.asarray(log_softmax(np.c_[np.zeros(len(eta)), eta], axis=1))
 
     def predict(self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None) -> NDArray[Any]:
         """The likeliest class of each row."""
@@ -637,10 +665,13 @@ class TangoClassifier(ClassifierMixin, _GeneralisedLinear):  # type: ignore[misc
     def _from_fitted(cls, fitted: Fitted) -> Self:
         if fitted.classes is None:
             raise ValueError("this is a regression: load it with TangoRegressor.load")
-        with_intercept = "intercept" in fitted.names
-        loaded = cls(alpha=fitted.alpha, fit_intercept=with_intercept)._restore(fitted)
+        loaded = cls(alpha=fitted.alpha, fit_intercept=_has_intercept(fitted))._restore(fitted)
         loaded.classes_ = np.asarray(fitted.classes)
         return loaded
+
+
+def _has_intercept(fitted: Fitted) -> bool:
+    return fitted.names[:1] == ("intercept",)
 
 
 class _Loaded:
@@ -650,7 +681,7 @@ class _Loaded:
         self.fitted = fitted
         outputs = len(fitted.outcomes)
         theta = fitted.estimates.reshape(outputs, -1)
-        if "intercept" in fitted.names:
+        if _has_intercept(fitted):
             theta = np.roll(theta, -1, axis=1)
         else:
             theta = np.c_[theta, np.zeros(outputs)]
@@ -658,7 +689,7 @@ class _Loaded:
 
     def coefficients(self) -> Array:
         """Shape (outputs, d + 1), the intercept last."""
-        return self.theta
+        return self.theta.copy()
 
 
 class _Shuffled:
@@ -676,7 +707,8 @@ class _Shuffled:
             yield self.rows
             return
         n = len(self.rows)
-        run = max(1, RUN_BYTES * n // max(self.rows.bytes, 1))
+        apart = _neighbour_correlation(self.rows.y) > TOGETHER
+        run = 1 if apart else max(1, RUN_BYTES * n // max(self.rows.bytes, 1))
         starts = self.rng.permutation(-(-n // run)) * run
         order = (starts[:, None] + np.arange(run)).ravel()
         order = order[order < n]
@@ -687,6 +719,11 @@ class _Shuffled:
             yield Rows(X, y[order[here]], w[here], offset[here], order[here])
 
 
+def _neighbour_correlation(y: Array) -> float:
+    z = y - y.mean()
+    return float(z[1:] @ z[:-1] / max(float(z @ z), 1e-300))
+
+
 def _same(column: Array) -> bool:
     return bool((column == column[0]).all())
 
@@ -695,9 +732,16 @@ def _classes(y: NDArray[Any]) -> NDArray[Any]:
     """The distinct labels, sorted."""
     if y.dtype.kind in "iu":  # small whole numbers are counted, ten times quicker than sorted
         low, high = int(y.min()), int(y.max())
-        if high - low < 1000:
-            return np.flatnonzero(np.bincount(y - low)).astype(y.dtype) + y.dtype.type(low)
-    return np.asarray(unique_labels(y))
+        if high - low < 1000 and abs(low) < 2**31:
+            counts = np.bincount(np.subtract(y, low, dtype=np.int64))
+            return np.asarray(np.flatnonzero(counts) + low, dtype=y.dtype)
+    return np.asarray(np.unique(y))
+
+
+def _at_least_two(classes: NDArray[Any]) -> NDArray[Any]:
+    if len(classes) < 2:
+        raise DataError(f"there is only one class, {classes.tolist()[0]!r}: nothing to tell apart")
+    return classes
 
 
 def predictor_errors(fitted: Fitted, X: Any) -> Array:
@@ -709,7 +753,7 @@ def predictor_errors(fitted: Fitted, X: Any) -> Array:
             "covariance='full'"
         )
     V = np.nan_to_num(fitted.covariance)  # coefficients without a variance are 0
-    if "intercept" in fitted.names:
+    if len(V) > X.shape[1]:
         cross = np.asarray(X @ V[1:, 0])
         inner, base = V[1:, 1:], V[0, 0]
     else:
@@ -717,7 +761,7 @@ def predictor_errors(fitted: Fitted, X: Any) -> Array:
     XV = np.asarray(X @ inner)
     squares = (
         np.asarray(X.multiply(XV).sum(axis=1)).ravel()
-        if sp.issparse(X)
+        if is_sparse(X)
         else (np.einsum("ij,ij->i", X, XV))
     )
     return np.asarray(np.sqrt(np.maximum(squares + 2 * cross + base, 0.0)))
@@ -734,11 +778,44 @@ def _centred_classes(theta: Array) -> Array:
 def _column(values: ArrayLike, name: str, n: int) -> Array:
     column = np.asarray(values, dtype=np.float64)
     if column.shape != (n,):
-        raise ValueError(f"{name} must have a number for each of the {n} rows; got {column.shape}")
+        raise DataError(
+            f"{name} must have a number for each of the {n} rows; its shape is {column.shape}"
+        )
     if not np.isfinite(column).all():
         first = int(np.flatnonzero(~np.isfinite(column))[0])
-        raise ValueError(f"{name} must be finite; row {first} has {column[first]}")
-    return column
+        raise DataError(f"{name} must be finite; row {first} has {column[first]}")
+    return np.ascontiguousarray(column)
+
+
+def _weights(sample_weight: ArrayLike | None, n: int) -> Array:
+    if sample_weight is None:
+        return np.ones(n)
+    weights = _column(sample_weight, "sample_weight", n)
+    if (weights < 0).any():
+        first = int(np.flatnonzero(weights < 0)[0])
+        raise DataError(f"sample_weight must be 0 or positive; row {first} has {weights[first]:g}")
+    return weights
+
+
+def _check_finite_target(y: Any) -> None:
+    """Name the first row of y that is not finite, or missing among labels."""
+    values = np.asarray(y).ravel()
+    if y is None or values.dtype.kind not in "fO":
+        return
+    if values.dtype.kind == "f":
+        bad = ~np.isfinite(values)
+    else:
+        bad = np.fromiter(map(_missing, values), bool, len(values))
+    if bad.any():
+        first = int(np.flatnonzero(bad)[0])
+        raise DataError(f"y must be finite, and is {values[first]} in row {first}")
+
+
+def _missing(value: Any) -> bool:
+    try:
+        return value is None or bool(value != value)  # which NaN is
+    except TypeError:  # pandas' NA
+        return True
 
 
 def _in(value: object, name: str, allowed: tuple[object, ...]) -> None:

@@ -150,7 +150,9 @@ _ELSEWHERE = (_fair, _randhie, _star98)
 
 #: the data sets by name
 EXAMPLES = {
-    "diabetes": Example("progression of diabetes in 442 patients", "progression", _diabetes),
+    "diabetes": Example(
+        "progression of diabetes in 442 patients", "progression", _diabetes, {"family": "gaussian"}
+    ),
     "breast_cancer": Example(
         "569 tumours, malignant or benign", "diagnosis", _breast_cancer, {"alpha": 0.01}
     ),

@@ -137,6 +137,8 @@ class Family:
                 return float("inf")
             return float(-0.5 * weight * (np.log(2 * np.pi * dispersion) + 1))
         if self.code == compiled.GAMMA:
+            if not dispersion > 0:
+                return float("inf")
             nu = 1 / dispersion
             return float(-nu * loss + weight * (nu * np.log(nu) - gammaln(nu)) + (nu - 1) * base)
         return base - loss

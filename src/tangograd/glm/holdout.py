@@ -95,10 +95,10 @@ class Reservoir:
         if not missing:
             return rows
         # those that came later are 0 in these rows
-        if sp.issparse(X):
-            X = sp.csr_array((X.data, X.indices, X.indptr), shape=(len(rows), columns))
-        else:
+        if isinstance(X, np.ndarray):
             X = np.pad(X, ((0, 0), (0, missing)))
+        else:
+            X = sp.csr_array((X.data, X.indices, X.indptr), shape=(len(rows), columns))
         return rows._replace(X=X)
 
 

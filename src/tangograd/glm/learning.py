@@ -3,21 +3,28 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
+from threadpoolctl import threadpool_limits
 
 from tangograd.glm import design as designs
+from tangograd.glm.ahead import Ahead
 from tangograd.glm.design import Design
+from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
 from tangograd.glm.holdout import Draw, Reservoir
 from tangograd.glm.inference import Target
+from tangograd.glm.interrupts import Interrupt
+from tangograd.glm.progress import Progress
 from tangograd.glm.rows import Rows
-from tangograd.glm.tables import Batch, where
+from tangograd.glm.tables import Batch, Table, where
 
 PIECE_BYTES = 1 << 22
 
@@ -80,35 +87,47 @@ class Preparation:
         self.reservoir = reservoir
         self.draw = Draw(seed)
 
-    def __call__(self, batch: Batch) -> list[Piece]:
+    def __call__(self, batch: Batch) -> Iterator[Piece]:
         """The pieces of a batch, none of them large."""
         total = batch.records.num_rows
         most = max(1024, PIECE_BYTES // (8 * (len(self.design.names) + 1)))
-        return [self._piece(batch, start, most) for start in range(0, total, most)]
+        for start in range(0, total, most):
+            yield self._piece(batch, start, most)
 
     def _piece(self, batch: Batch, start: int, most: int) -> Piece:
         part = _Part(batch, batch.records.slice(start, most), start)
+        try:
+            return self._split(part)
+        except DataError:
+            # the first that is wrong of all rows, be they held out or not
+            self._numbers(self._tested(part), part)
+            raise
+
+    def _split(self, part: _Part) -> Piece:
         counts = Counts(read=len(part.numbers))
         draws = self.draw.next(counts.read) if self.share else np.ones(counts.read)
         learned = part.chosen(draws >= self.share)
         counts.held = counts.read - len(learned.numbers)
         rows = self.design.rows(learned.records, where=learned.place)
         counts.dropped.update(rows.dropped)
-        held, keys = None, np.empty(0)
+        numbers, held, keys = self._numbers(rows, learned), None, np.empty(0)
         if self.reservoir is not None and draws.min() < self.reservoir.limit:
             drawn = draws < self.reservoir.limit
             found = self._held(part.chosen(drawn), counts)
             held, keys = found[0], draws[drawn][found[1]]
-        return Piece(self._numbers(rows, learned), held, keys, counts, batch.bytes_read)
+        return Piece(numbers, held, keys, counts, part.batch.bytes_read)
 
     def _held(self, part: _Part, counts: Counts) -> tuple[Rows, NDArray[np.int64]]:
         """Rows that were held out, and which of them can be used."""
-        rows = self.design.rows(part.records, where=part.place, training=False, target=True)
+        rows = self._tested(part)
         if rows.dropped and self.design.blueprint.na is None:
             raise part.missing(next(iter(rows.dropped)))
         for name, levels in rows.unseen.items():
             counts.unseen[name] += sum(levels.values())
         return self._numbers(rows, part), rows.kept
+
+    def _tested(self, part: _Part) -> designs.Rows:
+        return self.design.rows(part.records, where=part.place, training=False, target=True)
 
     def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
         kept = part.numbers[rows.kept]

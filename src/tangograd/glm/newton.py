@@ -10,9 +10,10 @@ import scipy.linalg
 import scipy.optimize
 from numpy.typing import NDArray
 
+from tangograd.glm.coordinates import Coordinates
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Rows, extremes
-from tangograd.glm.sums import Sums, respond, weighted_squares
+from tangograd.glm.sums import Sums, respond, weighted_powers
 from tangograd.stream.glm import MULTINOMIAL
 
 Array = NDArray[np.float64]
@@ -41,7 +42,7 @@ class Solution(NamedTuple):
     pearson: float
     sums: Sums
     converged: bool
-    m: Array
+    at: Coordinates
     streamed: bool = False
 
 
@@ -55,7 +56,8 @@ class Objective:
         outputs: linear predictors.
         intercept: there is one.
         alpha: the penalty on the mean loss, α/2 ‖θ‖² without intercepts.
-        prior: the precision of a normal prior on standardised coefficients.
+        prior: the precision of a normal prior on what a typical deviation of a column (of a rare
+            0/1 column, a 1) does to η.
     """
 
     def __init__(
@@ -72,10 +74,18 @@ class Objective:
         self.outputs, self.intercept, self.alpha = outputs, intercept, alpha
         self.size = len(m) + 1
         self.weight = float(sum(block.w.sum() for block in blocks))
-        spread = np.zeros(self.size)
-        for block in blocks:
-            spread += weighted_squares(block.X, m, block.w)
-        self.ridge = np.r_[(RIDGE + prior / self.weight) * spread[:-1], 0.0]
+        spread = self.moments(2)
+        self.ridge = RIDGE * spread
+        if prior > 0:
+            self.ridge += prior * self.moments(4) / np.where(spread > 0, spread, 1.0)
+        self.ridge[-1] = 0.0
+
+    def moments(self, power: int) -> Array:
+        """Σ w (x - m)^power of each column, shape (d + 1,)."""
+        result = np.zeros(self.size)
+        for block in self.blocks:
+            result += weighted_powers(block.X, self.m, block.w, power)
+        return result
 
     def predictors(self, block: Rows, theta: Array) -> Array:
         """η, shape (n, outputs)."""
@@ -165,7 +175,7 @@ def converge(
     if theta.size > DENSE:
         return _descend(objective, theta)
     value = objective.value(theta)
-    converged = False
+    converged, previous = False, np.inf
     for _ in range(iterations):
         loss, pearson, sums = objective.sums(theta, full=True)
         g = sums.gradient + objective.pull(theta).ravel()
@@ -182,13 +192,17 @@ def converge(
             length /= 2
         if not trial_value < value:  # rounding is all that is left
             converged = decrement <= 1e-9 * abs(value) + 1e-6 * dispersion
-            break
-        theta, value = trial, trial_value
+            if not converged or decrement >= previous:
+                break
+            trial, trial_value = theta - step.reshape(theta.shape), value
+        theta, value, previous = trial, trial_value, decrement
     else:
+        # scoring is slow where a model with curved loss is wrong, but right in the end
+        converged = decrement <= 1e-8 * dispersion
         meat = True  # the sums are those before the last step
     if meat:
         loss, pearson, sums = objective.sums(theta, full=True, meat=True)
-    return Solution(theta, loss, pearson, sums, converged, objective.m)
+    return Solution(theta, loss, pearson, sums, converged, Coordinates(objective.m))
 
 
 def _descend(objective: Objective, theta: Array) -> Solution:
@@ -214,7 +228,7 @@ def _descend(objective: Objective, theta: Array) -> Solution:
     )
     theta = (scale * found.x).reshape(shape)
     return Solution(
-        theta, *objective.sums(theta, full=False, meat=True), bool(found.success), objective.m
+        theta, *objective.sums(theta, full=False, meat=True), bool(found.success), Coordinates(objective.m)
     )
 
 

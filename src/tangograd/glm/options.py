@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from tangograd.glm.blueprint import Policy
+from typing import Any
 
 
 class UsageError(ValueError):
@@ -42,7 +39,7 @@ class FitOptions:
     holdout: float = 0.1
     passes: int = 1
     polish: bool = False
-    na: Policy | None = None
+    na: str | None = None
     levels: Path | None = None
     alpha: float | None = None
     no_intercept: bool = False
@@ -106,8 +103,9 @@ class FitOptions:
             if self.report is not None:
                 raise UsageError("--report belongs to a model: name its file too (-o MODEL)")
             return
-        files = [self.output, *([] if self.report_file is None else [self.report_file])]
-        for file in files:
+        for file in (self.output, self.report, self.report_file):
+            if file is None:
+                continue
             if file.is_dir():
                 raise UsageError(f"{file} is a folder: name a file to write, such as model.json")
             if self.data is not None and file.resolve() == Path(self.data).resolve():
@@ -120,7 +118,9 @@ class FitOptions:
         """Where the report goes, if anywhere."""
         if self.output is None or self.no_report:
             return None
-        return self.report or self.output.with_suffix(".html")
+        if self.report is None and self.output.name:
+            return self.output.with_suffix(".html")
+        return self.report
 
     @property
     def parameters(self) -> dict[str, float]:

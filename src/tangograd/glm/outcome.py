@@ -83,13 +83,12 @@ class Outcome:
         fitted, counts = self.fitted, self.counts
         passes = "one pass" if fitted.passes == 1 else f"{fitted.passes} passes"
         how = "to convergence" if fitted.converged else f"in {passes}"
-        share = f" (--holdout {self.options.holdout:g})"
-        held = plural(counts.held, "row") + share if self.options.holdout else "none"
+        held = f"{plural(counts.held, 'row')} held out (--holdout {self.options.holdout:g})"
         dropped = sum(counts.dropped.values())
         missing = f", {dropped:,} left out for missing values" if dropped else ""
-        interrupted = "Interrupted: " if self.interrupted else ""
         return (
-            f"{interrupted}{plural(fitted.rows, 'row')} learned from {how}, {held} held out"
+            f"{'Interrupted: learned' if self.interrupted else 'Learned'} from "
+            f"{plural(fitted.rows, 'row')} {how}; {held if counts.held else 'none held out'}"
             f"{missing}."
         )
 

@@ -82,7 +82,8 @@ class Precision:
         if not sums.full:
             e = self.excess(np.ones(1))
             variance, robust = np.full(p, np.nan), np.full(p, np.nan)
-            curvature = diagonal[here] + self.model.alpha * self.tally.weight
+            penalised = here % sums.size < sums.size - 1  # all but the intercepts
+            curvature = diagonal[here] + self.model.alpha * self.tally.weight * penalised
             variance[here] = self.dispersion * (1 + e) / curvature
             robust[here] = sums.meat[here] / curvature**2 + self.dispersion * e / curvature
             return variance, robust, float(1 + e[0])
@@ -109,17 +110,15 @@ class Precision:
         """Everything, in the coordinates of the data and with the intercept first."""
         model, found, tally = self.model, self.found, self.tally
         family = model.family
-        theta = found.theta.copy()
-        if model.intercept:
-            theta[:, -1] -= theta[:, :-1] @ found.m
+        theta = found.at.outward(found.theta)
         errors = robust = covariance = None
         excess = float(1 + self.excess(np.ones(1))[0])
         if model.kind != "none":
             raw, raw_robust, excess = self.covariances()
             if raw.ndim == 2:
                 covariance = _turned(model, found, raw)
-                errors = np.sqrt(np.diag(covariance))
-                robust = np.sqrt(np.diag(_turned(model, found, raw_robust)))
+                errors = np.sqrt(np.maximum(np.diag(covariance), 0.0))  # rounding may go below
+                robust = np.sqrt(np.maximum(np.diag(_turned(model, found, raw_robust)), 0.0))
             else:
                 errors = np.sqrt(_turned_diagonal(model, found, raw))
                 robust = np.sqrt(_turned_diagonal(model, found, raw_robust))
@@ -215,8 +214,12 @@ class Precision:
         binary = self.model.family.name == "binomial"
         if not (binary or code == kernel.MULTINOMIAL):
             return False
+        if not self.exact:
+            return bool(self.model.scalars[kernel.MISTAKES] == 0)
         tally = self.tally
-        return tally.weight > 0 and tally.loss - tally.saturated < 1e-4 * tally.weight
+        left = tally.loss - tally.saturated
+        # the second, because where events are rare so is the loss
+        return bool(left < 1e-4 * tally.weight and left < 1e-2 * tally.null_loss())
 
 
 def _order(model: OnePass) -> NDArray[np.int64]:
@@ -227,12 +230,8 @@ def _order(model: OnePass) -> NDArray[np.int64]:
 
 
 def _turn(model: OnePass, found: Solution) -> Array:
-    """The matrix from centred coordinates to those of the data, intercepts first."""
-    size = model.columns + 1
-    one = np.eye(size)
-    if model.intercept:
-        one[-1, :-1] = -found.m
-    return np.asarray(np.kron(np.eye(model.outputs), one)[_order(model)])
+    """The matrix to the coordinates of the data, intercepts first."""
+    return np.asarray(np.kron(np.eye(model.outputs), found.at.turn())[_order(model)])
 
 
 def _turned(model: OnePass, found: Solution, covariance: Array) -> Array:
@@ -249,7 +248,7 @@ def _turned_diagonal(model: OnePass, found: Solution, variances: Array) -> Array
     """Its diagonal for a diagonal V."""
     result = variances.reshape(model.outputs, -1).copy()
     if model.intercept:
-        result[:, -1] += np.nan_to_num(result[:, :-1]) @ found.m**2
+        result[:, -1] += np.nan_to_num(result[:, :-1]) @ found.at.m**2
     return np.asarray(result.ravel()[_order(model)])
 
 

@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import scipy.sparse as sp
 from numpy.typing import NDArray
 from scipy.special import expit, logit, ndtri, softmax
 
@@ -89,7 +88,7 @@ def intervals(fitted: Fitted, X: Any, eta: Array, level: float) -> tuple[Array, 
 
 def _predictor_covariances(fitted: Fitted, X: Any) -> Array:
     """Of the rows' η, shape (n, outputs, outputs)."""
-    x = X.toarray() if sp.issparse(X) else X
+    x: Array = X if isinstance(X, np.ndarray) else X.toarray()
     if INTERCEPT in fitted.names:
         x = np.c_[np.ones(len(x)), x]
     outputs, size = len(fitted.outcomes), len(fitted.names)
@@ -139,7 +138,7 @@ class Model:
 
     Attributes:
         fitted: the model.
-        design: from tables to columns; ``None`` if columns are matched by name, all of them numbers.
+        design: from tables to columns; ``None`` if columns of numbers are matched by name.
 
     >>> fitted = Fitted(
     ...     "poisson", "log", ("intercept", "x"), np.array([0.0, 1.0]), rows=9, weight=9.0,

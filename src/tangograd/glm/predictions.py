@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import os
+import sys
 from collections import Counter, UserDict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +19,15 @@ import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
 from threadpoolctl import threadpool_limits
 
+from tangograd.files import replacing, writable_folder
 from tangograd.glm.ahead import Ahead
 from tangograd.glm.errors import DataError
 from tangograd.glm.labels import label as label_text
+from tangograd.glm.options import UsageError
 from tangograd.glm.predicting import Model, Predictions
 from tangograd.glm.progress import Progress
 from tangograd.glm.readers import Batch, Table, open_table, where
+from tangograd.glm.sources import source
 from tangograd.glm.wording import plural, printable, shorten
 
 PIECE_ROWS = 8192
@@ -67,9 +73,64 @@ class Tally:
             )
 
 
+def predict_to(
+    output: Path | None,
+    model: Path,
+    data: str,
+    *,
+    interval: float | None = None,
+    keep: Sequence[str] = (),
+    keep_all: bool = False,
+    progress: Progress,
+) -> Tally:
+    """Predict to a file, which is written whole or not at all, or to standard output.
+
+    Args:
+        output: the file; ``None`` for standard output.
+        model: its file.
+        data: a file, a folder, or ``"-"``.
+        interval: the level of intervals.
+        keep: columns to be written in front of the predictions.
+        keep_all: keep all.
+        progress: shown on the way.
+
+    Raises:
+        UsageError: the options do not go together.
+        DataError: the model or the data break a rule.
+        OSError: the file cannot be written; one that was there is kept.
+    """
+    if interval is not None and not 0 < interval < 1:
+        raise UsageError(f"--interval is between 0 and 1, such as 0.95; got {interval:g}")
+    work = partial(
+        predict,
+        Model.load(model),
+        interval=interval,
+        keep=keep,
+        keep_all=keep_all,
+        progress=progress,
+    )
+    if output is None:
+        return _to_standard_output(lambda write: work(source(data), write))
+    if output.resolve() in (model.resolve(), Path(data).resolve()):
+        raise UsageError(f"{output} is what is read, and would be lost: write to another file")
+    writable_folder(output.parent)
+    with replacing(output) as draft, draft.open("wb") as file:
+        return work(source(data), file.write)
+
+
+def _to_standard_output(work: Callable[[Callable[[bytes], object]], Tally]) -> Tally:
+    try:
+        tally = work(sys.stdout.buffer.write)
+        sys.stdout.flush()
+    except BrokenPipeError:  # as of `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return Tally()
+    return tally
+
+
 def predict(
     model: Model,
-    source: Any,
+    rows: Any,
     write: Callable[[bytes], object],
     *,
     interval: float | None = None,
@@ -85,7 +146,7 @@ def predict(
 
     Args:
         model: the model.
-        source: of the rows, as for ``open_table``.
+        rows: as for ``open_table``.
         write: takes the CSV, piece by piece.
         interval: the level of intervals.
         keep: columns to be written in front of the predictions.
@@ -95,7 +156,7 @@ def predict(
     Raises:
         DataError: the data break a rule, or the model has no covariance.
     """
-    table = _opened(model, source, keep, keep_all)
+    table = _opened(model, rows, keep, keep_all)
     kept = tuple(table.schema.names) if keep_all else tuple(keep)
     read = tuple(dict.fromkeys((*kept, *model.reads)))
     made = names(model, interval is not None)
@@ -112,10 +173,10 @@ def predict(
         threadpool_limits(1, user_api="blas"),
         progress.stage("predicting", table.total_bytes) as stage,
     ):
-        for text, rows, found, bytes_read in Ahead(table.batches(read), work):
+        for text, count, found, bytes_read in Ahead(table.batches(read), work):
             write(text)
-            tally.add(rows, found)
-            stage.update(rows, bytes_read)
+            tally.add(count, found)
+            stage.update(count, bytes_read)
     return tally
 
 
@@ -138,10 +199,13 @@ def names(model: Model, interval: bool) -> list[str]:
     return ["prediction", *shares, *(ends if interval else [])]
 
 
-def _opened(model: Model, source: Any, keep: Sequence[str], keep_all: bool) -> Table:
+def _opened(model: Model, rows: Any, keep: Sequence[str], keep_all: bool) -> Table:
     """The table, with what is only kept as text, so that it stays as it is."""
     texts = dict.fromkeys(keep, pa.string())
-    return open_table(source, types=_OrText(model.types) if keep_all else texts | model.types)
+    try:
+        return open_table(rows, types=_OrText(model.types) if keep_all else texts | model.types)
+    except OSError as error:
+        raise DataError(f"cannot read {rows}: {error.strerror or error}") from error
 
 
 class _OrText(UserDict[str, pa.DataType]):
@@ -156,23 +220,31 @@ class _OrText(UserDict[str, pa.DataType]):
 
 def _pieces(
     model: Model, interval: float | None, kept: Sequence[str], batch: Batch
-) -> list[tuple[bytes, int, Predictions, int]]:
-    result = []
+) -> Iterator[tuple[bytes, int, Predictions, int]]:
     for start in range(0, batch.records.num_rows, PIECE_ROWS):
         records = batch.records.slice(start, PIECE_ROWS)
-        found = model.predict(
-            records, interval=interval, where=lambda i, start=start: where(batch, start + i)
-        )
+        found = model.predict(records, interval=interval, where=partial(_place, batch, start))
         columns = [records.column(name) for name in kept]
-        columns += _columns(model, found, records.num_rows)
-        text = io.BytesIO()
+        text = _csv([*columns, *_columns(model, found, records.num_rows)])
+        yield text, records.num_rows, found, batch.bytes_read
+
+
+def _csv(columns: Sequence[pa.Array]) -> bytes:
+    """Lines of CSV; texts are in quotes only if one of them needs it."""
+    records = pa.record_batch(columns, names=[f"c{i}" for i in range(len(columns))])
+    text = io.BytesIO()
+    try:
         pa_csv.write_csv(
-            pa.record_batch(columns, names=[f"c{i}" for i in range(len(columns))]),
-            text,
-            pa_csv.WriteOptions(include_header=False),
+            records, text, pa_csv.WriteOptions(include_header=False, quoting_style="none")
         )
-        result.append((text.getvalue(), records.num_rows, found, batch.bytes_read))
-    return result
+    except pa.ArrowInvalid:
+        text = io.BytesIO()
+        pa_csv.write_csv(records, text, pa_csv.WriteOptions(include_header=False))
+    return text.getvalue()
+
+
+def _place(batch: Batch, start: int, index: int) -> str:
+    return where(batch, start + index)
 
 
 def _columns(model: Model, found: Predictions, rows: int) -> list[pa.Array]:

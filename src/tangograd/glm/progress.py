@@ -52,8 +52,8 @@ class Progress:
         with Bar(*columns, console=self.console, disable=self.quiet) as bar:
             task = bar.add_task(what, total=total, figures="")
             yield Stage(bar, task)
-            done = bar.tasks[0].completed
-            bar.update(task, total=max(total or 0, done), completed=max(total or 0, done))
+            if total is None:
+                bar.update(task, total=bar.tasks[0].completed)
 
 
 def short(number: float) -> str:

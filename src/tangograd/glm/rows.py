@@ -60,6 +60,15 @@ class Rows(NamedTuple):
             return self
         return Rows(self.X[self.order], self.y, self.w, self.offset)
 
+    def canonical(self) -> Rows:
+        """The same, if sparse with each element stored once: the kernels square them one by one."""
+        if not is_sparse(self.X) or self.X.has_canonical_format:
+            return self
+        X, y, w, offset, _ = self.solid()
+        X = X.copy()
+        X.sum_duplicates()
+        return Rows(X, y, w, offset)
+
     @property
     def bytes(self) -> int:
         """The memory of the rows of X."""

@@ -11,8 +11,8 @@ from tangograd.stream.glm import MULTINOMIAL
 
 Array = NDArray[np.float64]
 
-#: of the square of a sparse column's mean: smaller variances are rounding
-CANCELLED = 1e-12
+#: a share of the weight that is no zero of a sparse column
+ROUNDING = 1e-12
 
 
 def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -70,8 +70,8 @@ class Sums:
             )
             for i in range(self.outputs):
                 here = np.s_[i * self.size : (i + 1) * self.size]
-                self.fisher[here] += weighted_squares(rows.X, m, fishers[:, i, i], intercept)
-                self.meat[here] += weighted_squares(rows.X, m, scores[:, i] ** 2, intercept)
+                self.fisher[here] += weighted_powers(rows.X, m, fishers[:, i, i], 2, intercept)
+                self.meat[here] += weighted_powers(rows.X, m, scores[:, i] ** 2, 2, intercept)
             return
         x = rows.centred(m, intercept)
         self.gradient += (scores.T @ x).ravel()
@@ -116,17 +116,21 @@ def weighted(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Arr
     return result
 
 
-def weighted_squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
-    """``Σ w [x - m, 1]²``, elementwise."""
+def weighted_powers(
+    X: Matrix, m: Array, weights: Array, power: int = 2, intercept: bool = True
+) -> Array:
+    """``Σ w [x - m, 1]^power``, elementwise, for an even power."""
     d, total = X.shape[1], float(weights.sum())
-    result = np.zeros(len(m) + 1)
+    result = np.empty(len(m) + 1)
     if is_sparse(X):
-        result[:d] = _squared(X).T @ weights - 2 * m[:d] * np.asarray(X.T @ weights)
-        result[:-1] += total * m**2
-        result[:-1][result[:-1] < CANCELLED * total * m**2] = 0.0  # a constant column, but rounding
+        absent = np.full(len(m), total)  # the weight of each column's zeros
+        absent[:d] -= _with_data(X, np.ones(len(X.data))).T @ weights
+        absent[absent < ROUNDING * total] = 0.0
+        result[:-1] = absent * m**power
+        result[:d] += _with_data(X, (X.data - m[X.indices]) ** power).T @ weights
     else:
-        result[:d] = weights @ (X - m[:d]) ** 2
-        result[d:-1] = total * m[d:] ** 2
+        result[:d] = weights @ (X - m[:d]) ** power
+        result[d:-1] = total * m[d:] ** power
     result[-1] = total if intercept else 0.0
     return result
 
@@ -136,18 +140,21 @@ def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Arra
     d = X.shape[1]
     own, centre = weights[:d], m[:d]
     if is_sparse(X):
-        result = np.asarray(_squared(X) @ own - 2 * (X @ (own * centre))) + own @ centre**2
+        result = (
+            np.asarray(
+                _with_data(X, X.data.astype(np.float64) ** 2) @ own - 2 * (X @ (own * centre))
+            )
+            + own @ centre**2
+        )
     else:
         result = (X - centre) ** 2 @ own
     rest = weights[d:-1] @ m[d:] ** 2 + (weights[-1] if intercept else 0.0)
     return np.asarray(np.maximum(result, 0.0) + rest)
 
 
-def _squared(X: Matrix) -> Matrix:
-    """A sparse matrix's elements squared, in float64."""
-    result = X.astype(np.float64)
-    result.data *= result.data
-    return result
+def _with_data(X: Matrix, data: Array) -> Matrix:
+    """A sparse matrix with other elements in its places."""
+    return X.__class__((data, X.indices, X.indptr), X.shape)
 
 
 def _product(x: Array, weights: Array, definite: bool) -> Array:

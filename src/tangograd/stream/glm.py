@@ -13,7 +13,8 @@ Three things are added, none of which moves the fixed point in the end:
   variance of the estimate, relative to maximum likelihood's, 2Aγ_k is due to the noise of F̂ and
   ``mean(1/λ)/2kγ_k`` to what the last rows have not yet taught (λ the eigenvalues of C F). Their
   sum is least at ``c² = mean(1/λ)/4``, for all k at once: no horizon is needed.
-- a row's γ is at most 1/q (the rule 1/max, row by row), and such that η moves by at most ``BOUND``;
+- a row's γ is at most 1/q (the rule 1/max, row by row), and, unless the model is linear, such that
+  its η moves by at most ``BOUND``;
 - x is centred at the means m of the first rows, so that features far from 0 do not resemble the
   intercept.
 
@@ -49,10 +50,12 @@ from tangograd.stream.families import GAUSSIAN, TWEEDIE, draw, point
     LAG,  # b of θ = φ - b u
     LEVERAGE,  # rows whose γ was bounded
     INTERCEPT,  # 1 if there is one
-) = range(17)
-SCALARS = 17
+    MISTAKES,  # rows whose class seemed less likely than not
+) = range(18)
+SCALARS = 18
 
 MULTINOMIAL = -1
+LOG_TWO = math.log(2)
 #: the families whose dispersion is estimated
 FREE = (GAUSSIAN, GAMMA_FAMILY, TWEEDIE)
 BOUND = 3.0
@@ -93,6 +96,7 @@ def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-de
     scalars[NOISE] += gamma * q2
     scalars[WEIGHT] += w
     scalars[LOSS] += w * loss
+    scalars[MISTAKES] += loss > LOG_TWO
     scalars[PEARSON] += w * pearson
     return gamma
 
@@ -109,7 +113,8 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
             f = _pseudo_fisher(family, parameter, eta[0], scalars, rng)
         a[0] = w * (s[0] - f * t[0])
         fq = w * f * q[0]
-        a[0] *= rate(scalars, w, loss, fq, fq * fq, pearson, abs(a[0]) * q[0])
+        moved = 0.0 if family == GAUSSIAN else abs(a[0]) * q[0]
+        a[0] *= rate(scalars, w, loss, fq, fq * fq, pearson, moved)
         return
     # several classes, η = 0 for the first; s holds the probabilities for now
     largest = 0.0
@@ -247,7 +252,8 @@ def single_rows(  # type: ignore[no-untyped-def]
         a = weight * (s - f_hat * keep * t)
         fq = weight * f_hat * q
         pearson = s * s / f if free and f > 0 else 0.0
-        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, abs(a) * q)
+        moved = 0.0 if family == GAUSSIAN else abs(a) * q
+        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, moved)
         f *= weight
         for j in range(d):
             v_j = keep * v[j] + a * C[j] * x[j]
