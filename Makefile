@@ -7,7 +7,7 @@ BIN    := $(VENV)/bin
 STAMP  := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-browser lint types doctest unit bench pictures format clean
+.PHONY: help install demo test test-browser lint types doctest unit bench bench-glm pictures format clean
 
 help: ## show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -21,10 +21,12 @@ $(STAMP): pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev]'
 	@touch $@
 
-demo: install ## train on handwritten digits beside SGD and Adam, then measure the paper's claims
+demo: install ## digits beside SGD and Adam, a regression in one pass, and the paper's claims
 	$(BIN)/tangograd demo --output demo
+	$(BIN)/tangograd fit --example fair --output demo/fair.json
 	$(BIN)/tangograd reproduce --quick --output demo/reproduction
-	@echo "open demo/reproduction/index.html in a browser: the paper's claims, measured"
+	@echo "open in a browser: demo/fair.html, the regression's report,"
+	@echo "and demo/reproduction/index.html, the paper's claims, measured"
 
 test: lint types doctest unit ## everything that must hold before a change lands
 
@@ -47,6 +49,12 @@ unit: install ## the tests
 bench: install ## speed against SGD, and untuned TANGO beside tuned Adam, into benchmarks/results
 	$(BIN)/python benchmarks/step_cost.py
 	$(BIN)/python benchmarks/tuning_free.py
+
+bench-glm: install ## accuracy, coverage, speed and memory of one-pass models (an hour; 12 GB of disk)
+	$(BIN)/python benchmarks/glm_accuracy.py
+	$(BIN)/python benchmarks/glm_coverage.py
+	$(BIN)/python benchmarks/glm_speed.py
+	$(BIN)/python benchmarks/glm_large.py
 
 pictures: install ## draw the pictures of README and docs again
 	$(BIN)/tangograd demo --output docs/images

@@ -221,6 +221,14 @@ def test_numbers_that_are_not_classes(data):
         TangoClassifier().fit(*simulate("gaussian", N, D))
     with pytest.raises(DataError, match="y must be finite, and is nan in row 3"):
         TangoClassifier().fit(data[0], np.where(np.arange(N) == 3, np.nan, 1.0))
+    for missing in (None, np.nan, pd.NA):
+        labels = np.array(["a", "b"], dtype=object)[np.arange(N) % 2]
+        labels[3] = missing
+        for y in (labels, pd.Series(labels)):
+            with pytest.raises(
+                DataError, match="y must be finite, and is (None|nan|<NA>) in row 3"
+            ):
+                TangoClassifier().fit(data[0], y)
 
 
 STREAMS = {
@@ -356,16 +364,16 @@ def test_a_column_of_all_zeros_in_the_target():
 
 def test_wide_sparse_rows_in_a_stream(monkeypatch):
     rng = np.random.default_rng(0)
-    X = sp.random(4000, 1600, density=0.01, format="csr", random_state=1)
-    y = rng.poisson(np.exp(X @ rng.normal(size=1600)))
+    X = sp.random(3000, 1510, density=0.01, format="csr", random_state=1)
+    y = rng.poisson(np.exp(X @ rng.normal(size=1510)))
     monkeypatch.setattr(engine, "BUFFER_BYTES", 100_000)
     monkeypatch.setattr(engine, "START_ROWS", 1000)
     monkeypatch.setattr(engine, "START_ROWS_EACH", 1)
     with threadpool_limits(1):
-        model = TangoRegressor("poisson", alpha=0.01, random_state=0).fit(X, y)
+        model = TangoRegressor("poisson", alpha=0.1, random_state=0).fit(X, y)
+        with pytest.raises(DataError, match="at most 1500 coefficients"):
+            TangoRegressor("poisson", alpha=0.1, polish=True).fit(X, y)
     assert model.fitted_.progressive
     assert model.fitted_.covariance_kind == "diagonal"
     assert np.isfinite(model.coef_).all()
     assert model.score(X, y) > 0
-    with pytest.raises(DataError, match="at most 1500 coefficients"):
-        TangoRegressor("poisson", polish=True).fit(X, y)

@@ -40,7 +40,6 @@ def data():
 CHECKED = [
     TangoRegressor(),
     TangoRegressor("poisson"),
-    TangoRegressor("gamma"),
     TangoRegressor("tweedie", alpha=0.1),
     TangoRegressor(family("negative_binomial", dispersion=0.5)),
     TangoRegressor(fit_intercept=False, covariance=None, passes=2, polish=True),

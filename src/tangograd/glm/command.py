@@ -286,15 +286,25 @@ class _Fit:
                 f"{spread:.1f}, not 1), so its standard errors are too small: use --robust, or "
                 "--family negative_binomial"
             )
-        self.notes += _odd_levels(self.design)
+        if fitted.null_deviance <= 1e-12 * fitted.weight:
+            self.notes.append(
+                f"the target {target.column!r} is the same in all rows: there is nothing to explain"
+            )
+        self.notes += _odd_levels(self.design, fitted.rows)
         return replace(fitted, notes=(*fitted.notes, *self.design.notes, *self.notes))
 
 
-def _odd_levels(design: Design) -> Iterator[str]:
-    """Columns of numbers that a few other values made categories."""
+def _odd_levels(design: Design, rows: int) -> Iterator[str]:
+    """Categories that may be meant as numbers, or that are names of the rows."""
     for name, category in design.categories.items():
+        count = len(category.labels)
+        if count > max(ODD, rows / 2):
+            yield (
+                f"{name} has {count:,} levels in {plural(rows, 'row')}, so it tells the rows apart "
+                f"rather than explains them: leave it out (--exclude {name})"
+            )
         odd = [level for level in category.labels if level != MISSING and not _is_number(level)]
-        if odd and len(category.labels) >= ODD * len(odd):
+        if odd and count >= ODD * len(odd):
             yield (
                 f"{name} counts as categories since not all of it are numbers, such as "
                 f"{shown(odd, 3)}: correct them or leave them empty if they should be"

@@ -32,7 +32,7 @@ class Coordinates:
         self.m, self.W = m, W
 
     def rows(self, rows: Rows) -> Rows:
-        """The same rows with z for X, if there is a W (otherwise the centring is left to others)."""
+        """The same rows with z for X, if there is a W; otherwise the centring is left to others."""
         if self.W is None:
             return rows
         x = rows.solid().centred(self.m)[:, :-1]

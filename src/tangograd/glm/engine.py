@@ -237,6 +237,7 @@ class OnePass:
         squares, fourth = objective.moments(2)[:-1], objective.moments(4)[:-1]
         there = fourth > 0
         count = float(np.min(squares[there] ** 2 / fourth[there], initial=np.inf))
+        count /= tally.weight / tally.rows  # in rows of the mean weight
         return count * min(tally.information() / tally.rows, 1.0)
 
     def _prepare(self, objective: Objective, found: Solution) -> None:
@@ -245,7 +246,8 @@ class OnePass:
         n = sum(len(block) for block in objective.blocks)
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
         self.S[:] = diagonal.reshape(self.S.shape)
-        self.S[1e-12 * n * np.finfo(float).eps >= self.S] = 0.0
+        if found.at.W is not None:  # a constant column is 0 but for rounding
+            self.S[self.S <= 1e-24 * self.S.max()] = 0.0
         condition = UNKNOWN_CONDITION
         if sums.full:
             condition = _condition(objective.penalised(sums.fisher))

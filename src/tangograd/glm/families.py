@@ -74,7 +74,7 @@ class Family:
         if self.link == "identity":
             return mu
         if self.link == "log":
-            return float(np.log(max(mu, 1e-10)))
+            return float(np.log(mu if mu > 0 else 1e-10))
         mu = min(max(mu, 1e-10), 1 - 1e-10)
         if self.link == "cloglog":
             return float(np.log(-np.log1p(-mu)))

@@ -22,11 +22,13 @@ from tangograd.glm.fitted import Array
 from tangograd.glm.holdout import Draw, Reservoir
 from tangograd.glm.inference import Target
 from tangograd.glm.interrupts import Interrupt
+from tangograd.glm.memory import give_back
 from tangograd.glm.progress import Progress
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables import Batch, Table, where
 
 PIECE_BYTES = 1 << 22
+PIECES_TO_TIDY = 64
 
 
 @dataclass
@@ -269,9 +271,11 @@ class Learner:
             threadpool_limits(1, user_api="blas"),
             self.progress.stage(what, total) as stage,
         ):
-            for piece in pieces:
+            for number, piece in enumerate(pieces, 1):
                 yield piece
                 stage.update(piece.counts.read, piece.bytes_read, self._loss())
+                if number % PIECES_TO_TIDY == 0:
+                    give_back()
 
     def _loss(self) -> float | None:
         """The mean of half the deviance of the rows seen; ``None`` before the first step."""

@@ -66,6 +66,8 @@ class Precision:
             return np.zeros_like(values)
         model = self.model
         scalars, n = model.scalars, self.tally.rows
+        if scalars[kernel.Q] == 0:  # nothing to learn
+            return np.zeros_like(values)
         K, gamma = scalars[kernel.ROWS], scalars[kernel.GAMMA]
         noise = n / K * 0.5 * scalars[kernel.NOISE] / scalars[kernel.Q]
         inverse = 1 / np.maximum(values, TINY)
@@ -78,7 +80,8 @@ class Precision:
         sums = self.found.sums
         p = len(sums.gradient)
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
-        here = np.flatnonzero(diagonal > TINY * max(diagonal.max(), 1e-300) * TINY)
+        rounding = 0.0 if self.found.at.W is None else TINY**2 * diagonal.max()
+        here = np.flatnonzero(diagonal > rounding)
         if not sums.full:
             e = self.excess(np.ones(1))
             variance, robust = np.full(p, np.nan), np.full(p, np.nan)
@@ -141,8 +144,8 @@ class Precision:
             weight=tally.weight,
             dispersion=self.dispersion,
             log_likelihood=likelihood,
-            deviance=2 * (tally.loss - tally.saturated),
-            null_deviance=2 * (tally.null_loss() - tally.saturated),
+            deviance=2 * max(tally.loss - tally.saturated, 0.0),
+            null_deviance=2 * max(tally.null_loss() - tally.saturated, 0.0),
             progressive=not self.exact,
             alpha=model.alpha,
             passes=model.passes,
@@ -183,16 +186,17 @@ class Precision:
                     f"{bounded:.1%} of the rows were so extreme that their effect was bounded; "
                     "polish removes what that changes"
                 )
-            if self.tally.information() < FEW * found.theta.size:
+            each = self.tally.information() / found.theta.size
+            if each < FEW:
                 notes.append(
                     "events are too rare for one pass to be precise with so many coefficients "
-                    f"(about {self.tally.information() / found.theta.size:.0f} informative rows for "
-                    "each): use polish"
+                    f"(about {each:.0f} informative rows for each): use polish"
                 )
             if excess > 1.5:
                 notes.append(
-                    f"the variances are {excess:.1f} times those of maximum likelihood: the columns "
-                    "are too correlated for so few rows in one pass; use polish, or more passes"
+                    f"the variances are {excess:.1f} times those of maximum likelihood: the "
+                    "columns are too correlated for so few rows in one pass; use polish, or more "
+                    "passes"
                 )
         if self.separated():
             notes.append(

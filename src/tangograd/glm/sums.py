@@ -119,18 +119,18 @@ def weighted(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Arr
 def weighted_powers(
     X: Matrix, m: Array, weights: Array, power: int = 2, intercept: bool = True
 ) -> Array:
-    """``Σ w [x - m, 1]^power``, elementwise, for an even power."""
+    """``Σ w |[x - m, 1]|^power``, elementwise."""
     d, total = X.shape[1], float(weights.sum())
     result = np.empty(len(m) + 1)
     if is_sparse(X):
         absent = np.full(len(m), total)  # the weight of each column's zeros
         absent[:d] -= _with_data(X, np.ones(len(X.data))).T @ weights
         absent[absent < ROUNDING * total] = 0.0
-        result[:-1] = absent * m**power
-        result[:d] += _with_data(X, (X.data - m[X.indices]) ** power).T @ weights
+        result[:-1] = absent * np.abs(m) ** power
+        result[:d] += _with_data(X, np.abs(X.data - m[X.indices]) ** power).T @ weights
     else:
-        result[:d] = weights @ (X - m[:d]) ** power
-        result[d:-1] = total * m[d:] ** power
+        result[:d] = weights @ np.abs(X - m[:d]) ** power
+        result[d:-1] = total * np.abs(m[d:]) ** power
     result[-1] = total if intercept else 0.0
     return result
 

@@ -6,6 +6,8 @@ from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
+
 import tangograd
 from tangograd.glm.design import Design
 from tangograd.glm.outcome import Outcome
@@ -44,11 +46,13 @@ def _report(path: Path, outcome: Outcome) -> None:
     from tangograd.glm.report import write_report
 
     options, evaluation = outcome.options, outcome.evaluation
-    model = str(options.output)
+    model, fitted = str(options.output), outcome.fitted
+    if len(fitted.trace_rows) < 2:  # of rows in memory there is no stream to draw
+        fitted = replace(fitted, trace_rows=np.empty(0, np.int64), trace_loss=np.empty(0))
     words = model_words(outcome.fitted)
     write_report(
         path,
-        outcome.fitted,
+        fitted,
         title=f"{words[0].upper()}{words[1:]} of {outcome.target.column}",
         held_out=None if evaluation is None else evaluation.held_out,
         metrics=None if evaluation is None else evaluation.metrics,
