@@ -99,15 +99,15 @@ def fit(
 ) -> None:
     """Fit a generalised linear model to data of any size, in one pass.
 
-    Prints a table of coefficients and how good the model is on rows held out; with -o writes the
-    model (JSON) and a report with pictures (HTML). Memory does not grow with the data. Ctrl-C ends
-    the reading, and what was learned until then is kept.
+    Prints the coefficients and how good the model is on rows held out; with
+    -o writes the model (JSON) and a report with pictures (HTML). Memory does
+    not grow with the data. Ctrl-C ends the reading; what was learned is kept.
 
     Try it: tangograd fit --example fair
 
-    A file: tangograd fit claims.csv --target count --exposure years -o model.json
+    A file: tangograd fit claims.csv --target count --exposure years -o m.json
 
-    A stream: zcat *.gz | tangograd fit - --target y --family binomial -o model.json
+    A stream: curl -s URL | tangograd fit - --target y -o m.json
     """
     with _trouble(output):
         from tangograd.glm.command import fit as run
@@ -174,12 +174,13 @@ def predict(
 ) -> None:
     """Predict the rows of new data with a fitted model; writes CSV.
 
-    A mean for each row, or the likeliest class and the probability of each. Rows with missing
-    values, or with categories that the model has not learned from, are left empty and counted.
+    A mean for each row, or the likeliest class and the probability of each.
+    Rows with missing values, or with categories that the model has not learned
+    from, are left empty and counted.
 
     Example: tangograd predict model.json new.csv --keep id -o predictions.csv
 
-    With intervals: tangograd predict model.json new.parquet --interval 0.95 | head
+    A look: tangograd predict model.json new.csv --interval 0.95 | head
     """
     with _trouble(output, "nothing was written" if output else "the rest was not written"):
         from tangograd.glm.predictions import predict_to
@@ -194,7 +195,7 @@ def predict(
             keep_all=keep_all,
             progress=Lines(stderr, quiet),
         )
-    if not quiet or tally.empty:
+    if tally.rows and (tally.empty or not quiet):
         stderr.print("\n".join(tally.sentences()))
 
 

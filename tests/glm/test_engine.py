@@ -78,6 +78,17 @@ def test_any_chunks_give_the_same_bits_with_options(name, options, short):
     assert numbers(whole.fitted()) == numbers(parts.fitted())
 
 
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
+@pytest.mark.parametrize("name", ["poisson", "classes"])
+def test_any_chunks_of_whitened_columns_give_the_same_bits(name, form, short):
+    X, y = data(name, 2500, 5, kind="correlated", seed=3)
+    X = form(X)
+    whole, parts = fit(name, X, y), fit(name, X, y, sizes=(1, 130, 900))
+    assert whole.streaming
+    assert whole.at.W is not None
+    assert numbers(whole.fitted()) == numbers(parts.fitted())
+
+
 @every_form
 def test_any_chunks_in_the_buffer_give_the_same_bits(form):
     X, y = data("poisson", 20_000, 5, kind="sparse", seed=4)
@@ -181,11 +192,12 @@ def test_growing_in_the_buffer_is_having_had_zeros(form):
     assert grown.notes == whole.notes
 
 
+@pytest.mark.parametrize("kind", ["independent", "correlated"])
 @pytest.mark.parametrize("name", ["poisson", "classes"])
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
-def test_growing_in_the_stream_is_having_had_zeros(name, form, short, monkeypatch):
+def test_growing_in_the_stream_is_having_had_zeros(name, form, kind, short, monkeypatch):
     """To rounding: sums over columns are of other lengths."""
-    X, y = data(name, 4000, 5, seed=10)
+    X, y = data(name, 4000, 5, kind=kind, seed=10)
     X[:2000, 3:] = 0.0
     monkeypatch.setattr(engine, "BUFFER_BYTES", rows(form(X[:1200]), y[:1200]).bytes)
     whole = fit(name, form(X), y, sizes=(500,)).fitted()
@@ -196,7 +208,7 @@ def test_growing_in_the_stream_is_having_had_zeros(name, form, short, monkeypatc
     before = model.coefficients()
     model.grow(5)
     after = model.coefficients()
-    assert np.array_equal(after, np.insert(before, [3, 3], 0.0, axis=1))
+    assert np.allclose(after, np.insert(before, [3, 3], 0.0, axis=1), rtol=1e-12, atol=0)
     model.feed(form(X[2000:]), y[2000:])
     grown = model.fitted()
     assert np.abs(grown.estimates / whole.estimates - 1).max() < 1e-6
@@ -385,7 +397,8 @@ def test_outliers_are_bounded_and_said(short):
 # --- what is left of the rows
 
 
-def test_condensing_keeps_what_was_learned():
+def test_condensing_keeps_what_was_learned(monkeypatch):
+    monkeypatch.setattr(engine, "START_ROWS", 3000)
     X, y = data("gamma", 30_000, 4, seed=29)
     model = fit("gamma", X[:3000], y[:3000])
     before = model.fitted()
@@ -398,6 +411,18 @@ def test_condensing_keeps_what_was_learned():
     assert after.rows == 30_000
     best = fit("gamma", X, y).coefficients()
     assert excess("gamma", X, y, model.coefficients(), best) < 1.3
+
+
+def test_rows_too_few_to_start_from_are_kept():
+    """As copies: the caller may reuse its arrays."""
+    X, y = data("gamma", 3000, 4, seed=29)
+    given = X[:1000].copy()
+    model = fit("gamma", given, y[:1000])
+    model.condense()
+    given[:] = np.nan
+    model.feed(X[1000:], y[1000:])
+    best = fit("gamma", X, y).fitted()
+    assert np.allclose(model.fitted().estimates, best.estimates, rtol=1e-8)
 
 
 def test_condensing_a_stream_changes_nothing(short):

@@ -12,6 +12,11 @@ from tests.glm.simulated import FAMILIES, data, excess, fit, rows, simulate
 
 
 @pytest.fixture
+def streaming(monkeypatch):
+    monkeypatch.setattr(engine, "BUFFER_BYTES", 1)
+
+
+@pytest.fixture
 def short(monkeypatch):
     """Streams of a few thousand rows."""
     for name, value in {"BUFFER_BYTES": 1, "BLOCK_ROWS": 256, "START_ROWS": 600}.items():
@@ -36,6 +41,55 @@ def test_one_pass_comes_close_to_maximum_likelihood(name, kind, monkeypatch):
     assert model.streaming
     assert not best.streaming
     assert excess(name, X, y, model.coefficients(), best.coefficients()) < 1.3
+
+
+@pytest.mark.parametrize("closeness", [0.1, 0.01, 1e-4])
+@pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])
+def test_nearly_equal_columns_slow_nothing(form, closeness, monkeypatch):
+    rng = np.random.default_rng(3)
+    X, y = data("logit", 40_000, 5, seed=31)
+    X = np.c_[X, X[:, 0] + closeness * rng.normal(size=40_000)]
+    best = fit("logit", X, y).coefficients()
+    monkeypatch.setattr(engine, "BUFFER_BYTES", 1)
+    assert excess("logit", X, y, fit("logit", form(X), y).coefficients(), best) < 1.1
+
+
+def test_skewed_columns(monkeypatch):
+    """Log-normal, as amounts of money are: their few large rows do not decide the start."""
+    rng = np.random.default_rng(4)
+    X = np.exp(1.2 * rng.normal(size=(40_000, 4)))
+    y = (rng.random(40_000) < 1 / (1 + np.exp(-np.log(X) @ [0.5, -0.5, 0.3, 0.0]))) * 1.0
+    best = fit("logit", X, y).coefficients()
+    monkeypatch.setattr(engine, "BUFFER_BYTES", 1)
+    assert excess("logit", X, y, fit("logit", X, y).coefficients(), best) < 1.3
+
+
+@pytest.mark.parametrize("kind", ["independent", "correlated"])
+@pytest.mark.parametrize("unit", [1e-6, 1e3])
+@pytest.mark.parametrize("name", ["gaussian", "gamma", "tweedie", "poisson", "logit"])
+def test_units_do_not_matter(name, unit, kind, streaming):
+    """Of columns, of weights, and of y where it has one: the same stream in other units."""
+    X, y = data(name, 15_000, 3, kind=kind, seed=32)
+    usual = fit(name, X, y).fitted()
+    units = np.array([unit, 1 / unit, 1.0])
+    other = fit(name, X * units, y, w=np.full(15_000, unit)).fitted()
+    assert np.allclose(other.estimates[1:] * units, usual.estimates[1:], rtol=1e-6)
+    assert other.estimates[0] == pytest.approx(usual.estimates[0], rel=1e-6)
+    scaled = other.standard_errors[1:] * units
+    if usual.dispersion == 1:
+        scaled = scaled * np.sqrt(unit)
+        assert np.allclose(scaled, usual.standard_errors[1:], rtol=1e-6)
+    if name in ("gaussian", "gamma", "tweedie"):
+        other = fit(name, X, y * unit).fitted()
+        expected = usual.estimates.copy()
+        if name == "gaussian":
+            expected *= unit
+        else:
+            expected[0] += np.log(unit)
+        errors = usual.standard_errors * (unit if name == "gaussian" else 1.0)
+        # the tiny ridge is one of the loss, which has the unit of φ
+        assert (np.abs(other.estimates - expected) < 0.01 * errors).all()
+        assert np.allclose(other.standard_errors, errors, rtol=1e-4)
 
 
 @pytest.mark.parametrize("form", [np.asarray, sp.csr_matrix], ids=["dense", "sparse"])

@@ -111,3 +111,29 @@ def test_the_trace_is_the_mean_loss_since_the_last_note():
     steps = np.array(tally.trace_rows)
     assert (steps[1:] >= 1.1 * steps[:-1]).all()
     assert (steps[1:] <= 1.1 * steps[:-1] + 10).all()
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("gaussian", lambda y: len(y)),
+        ("logit", lambda y: len(y) * y.mean() * (1 - y.mean())),
+        ("poisson", lambda y: y.sum()),
+        ("gamma", lambda y: len(y) * y.mean() ** 2 / y.var()),
+        ("tweedie", lambda y: len(y) * y.mean() ** 2 / y.var()),
+    ],
+)
+def test_information_is_that_of_the_null_model_whatever_the_unit(name, expected):
+    """Rows, or events: counts, successes and failures, and for others mean²/variance a row."""
+    of, _ = FAMILIES[name]
+    X, y = simulate(name, 500, 2, seed=7)
+    units = (1.0, 1e-4) if of.free_dispersion else (1.0,)
+    for unit in units:
+        tally = tally_of(of, rows(X, y * unit, np.full(500, 3.0)), 90)
+        assert tally.information() == pytest.approx(expected(y), rel=1e-9)
+
+
+def test_information_about_classes_is_that_of_the_rarest():
+    y = np.repeat([0.0, 1.0, 2.0], [50, 40, 10])
+    tally = tally_of(CLASSES, rows(np.zeros((100, 1)), y), 30, classes=3)
+    assert tally.information() == pytest.approx(100 * 0.1 * 0.9)

@@ -7,8 +7,9 @@ have a parameter.
 
 from __future__ import annotations
 
+from tangograd.glm.classifier import TangoClassifier
 from tangograd.glm.errors import DataError
-from tangograd.glm.estimators import TangoClassifier, TangoRegressor
 from tangograd.glm.families import Family, family
+from tangograd.glm.regressor import TangoRegressor
 
 __all__ = ["DataError", "Family", "TangoClassifier", "TangoRegressor", "family"]

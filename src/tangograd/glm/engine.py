@@ -178,7 +178,8 @@ class OnePass:
         first = self._first()
         unit = sum(float(block.w.sum()) for block in first) / sum(len(block) for block in first)
         # where y is never at the border of its domain, no data send a coefficient to infinity
-        prior = 0.0 if self.family.name in ("gaussian", "gamma") else PRIOR * unit
+        bordered = self.family.name not in ("gaussian", "gamma")
+        prior = PRIOR * unit * self._tally_of(first).null_dispersion() if bordered else 0.0
         objective = self._objective(first, prior=prior)
         theta = self._null(first, objective.m)
         few = [first[0].take(slice(max(FIRST_ROWS, FIRST_ROWS_EACH * self.columns)))]
@@ -209,12 +210,16 @@ class OnePass:
         _, _, sums = inside.sums(theta, full=True)
         return inside, found._replace(theta=theta, sums=sums, at=at)
 
+    def _enough(self) -> int:
+        """Rows to start a stream from."""
+        return max(START_ROWS, START_ROWS_EACH * self.columns)
+
     def _first(self) -> list[Rows]:
         """Take the rows that start the stream out of the buffer.
 
         They are more where each says little: where events are rare, or levels of a category.
         """
-        wanted = max(START_ROWS, START_ROWS_EACH * self.columns)
+        wanted = self._enough()
         first: list[Rows] = []
         have = 0
         while self.buffer and (have < wanted or self._seen(first) < SEEN):
@@ -226,13 +231,17 @@ class OnePass:
             have += len(block)
         return first
 
+    def _tally_of(self, rows: list[Rows], loss: float = 0.0, pearson: float = 0.0) -> Tally:
+        tally = Tally(self.family, self.outputs + 1)
+        tally.add(rows, loss, pearson)
+        return tally
+
     def _seen(self, rows: list[Rows]) -> float:
         """How often the rarest column has been seen to do something: informative rows with it.
 
         A column's rows are counted as ``(Σ x²)² / Σ x⁴`` (for centred x): those of a rare level.
         """
-        tally = Tally(self.family, self.outputs + 1)
-        tally.add(rows, 0.0, 0.0)
+        tally = self._tally_of(rows)
         objective = self._objective(rows)
         squares, fourth = objective.moments(2)[:-1], objective.moments(4)[:-1]
         there = fourth > 0
@@ -247,7 +256,7 @@ class OnePass:
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
         self.S[:] = diagonal.reshape(self.S.shape)
         if found.at.W is not None:  # a constant column is 0 but for rounding
-            self.S[self.S <= 1e-24 * self.S.max()] = 0.0
+            self.S[1e-24 * self.S.max() >= self.S] = 0.0
         condition = UNKNOWN_CONDITION
         if sums.full:
             condition = _condition(objective.penalised(sums.fisher))
@@ -304,10 +313,16 @@ class OnePass:
             self._flush()
 
     def condense(self) -> None:
-        """Forget the rows in memory, but not what was learned from them; a stream may go on."""
+        """Forget the rows in memory, but not what was learned from them; a stream may go on.
+
+        Rows too few to start a stream from are kept, as copies.
+        """
         self.settle()
         found = self.solution()
         if self.streaming:
+            return
+        if sum(len(block) for block in self.buffer) < self._enough():
+            self.buffer = [copy.deepcopy(block.solid()) for block in self.buffer]
             return
         objective = self._objective(self.buffer)
         self.at, self.theta = found.at, found.theta.copy()
@@ -373,9 +388,7 @@ class OnePass:
         """The tally, made from the rows in memory where they are."""
         if self.streaming:
             return self.tally
-        tally = Tally(self.family, self.outputs + 1)
-        tally.add(self.buffer, found.loss, found.pearson)
-        return tally
+        return self._tally_of(self.buffer, found.loss, found.pearson)
 
     def settled(self) -> OnePass:
         """This with no rows pending; a copy if there are."""

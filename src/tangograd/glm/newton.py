@@ -11,6 +11,7 @@ import scipy.optimize
 from numpy.typing import NDArray
 
 from tangograd.glm.coordinates import Coordinates
+from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Rows, extremes
 from tangograd.glm.sums import Sums, respond, weighted_powers
@@ -75,6 +76,8 @@ class Objective:
         self.size = len(m) + 1
         self.weight = float(sum(block.w.sum() for block in blocks))
         spread = self.moments(2)
+        if not np.isfinite(spread).all():
+            raise DataError("there are extreme values in the features: their squares overflow")
         self.ridge = RIDGE * spread
         if prior > 0:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide

@@ -65,6 +65,8 @@ class FitOptions:
                 "name the DATA to learn from (a file, a folder, or - for standard input)"
                 + (", or --example NAME" if self.data is None else " or an --example, not both")
             )
+        if self.family and "-" in self.family:
+            return replace(self, family=self.family.replace("-", "_")).checked()
         for name, allowed in CHOICES.items():
             value = getattr(self, name)
             if value is not None and value not in allowed:

@@ -166,6 +166,7 @@ def predict(
             f"column {twice[0]!r} would be there twice, as what is kept and as what is predicted: "
             "rename it in the data, or do not keep it"
         )
+    batches = table.batches(read)
     write(_line([*kept, *made]))
     tally = Tally()
     work = partial(_pieces, model, interval, kept)
@@ -173,7 +174,7 @@ def predict(
         threadpool_limits(1, user_api="blas"),
         progress.stage("predicting", table.total_bytes) as stage,
     ):
-        for text, count, found, bytes_read in Ahead(table.batches(read), work):
+        for text, count, found, bytes_read in Ahead(batches, work):
             write(text)
             tally.add(count, found)
             stage.update(count, bytes_read)
@@ -240,7 +241,10 @@ def _csv(columns: Sequence[pa.Array]) -> bytes:
     except pa.ArrowInvalid:
         text = io.BytesIO()
         pa_csv.write_csv(records, text, pa_csv.WriteOptions(include_header=False))
-    return text.getvalue()
+    lines = text.getvalue()
+    if len(columns) == 1:  # many readers skip empty lines
+        lines = b"\n".join(line or b'""' for line in lines[:-1].split(b"\n")) + b"\n"
+    return lines
 
 
 def _place(batch: Batch, start: int, index: int) -> str:

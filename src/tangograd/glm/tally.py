@@ -118,12 +118,21 @@ class Tally:
         self._noted = (self.rows, self.weight, now)
 
     def information(self) -> float:
-        """Σ f at the mean of y, in rows of the mean weight; of the rarest class, for several."""
+        """Σ f/φ at the mean of y, in rows of the mean weight; of the rarest class, for several."""
         if self.family.code == MULTINOMIAL:
             shares = self.classes / self.weight
             return float(np.min(shares * (1 - shares))) * self.rows
         eta = np.array([self.family.predictor(self.total / self.weight)])
-        return float(self.family.points(eta, np.zeros(1))[2][0]) * self.rows
+        f = float(self.family.points(eta, np.zeros(1))[2][0])
+        return f * self.rows / self.null_dispersion()
+
+    def null_dispersion(self) -> float:
+        """φ of the null model where y has a unit that f and φ share; 1 otherwise."""
+        if self.family.link != "log" or not self.family.free_dispersion:
+            return 1.0
+        mean = self.total / self.weight
+        power = self.family.parameters.get("power", 2.0)
+        return self.variation / self.weight / mean**power if self.variation * mean > 0 else 1.0
 
     def null_predictor(self) -> float:
         """η of the model with an intercept alone, without the offset."""
