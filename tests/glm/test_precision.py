@@ -256,7 +256,7 @@ def short(monkeypatch):
         monkeypatch.setattr(engine, name, value)
 
 
-def many_streams(name, kind, runs=150, n=4000, d=4, passes=1):
+def many_streams(name, kind, runs=150, n=3000, d=4, passes=1):
     """z of each estimate, and the mean excess of some with what it was said to be."""
     rng = np.random.default_rng(8)
     of = FAMILIES[name][0]
@@ -275,7 +275,7 @@ def many_streams(name, kind, runs=150, n=4000, d=4, passes=1):
         found = model.fitted()
         assert found.progressive
         z.append((found.estimates - np.r_[0.2, truth]) / found.standard_errors)
-        if run < 60:
+        if run < 50:
             best = model_in_memory(of, X, y)
             seen.append(excess(name, X, y, model.coefficients(), best))
             said.append(found.excess)

@@ -81,7 +81,7 @@ class Objective:
         self.ridge = RIDGE * spread
         if prior > 0:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide
-            self.ridge += prior * (2 * spread / np.maximum(self.moments(1), 1e-300)) ** 2
+            self.ridge += 2 * prior * (spread / np.maximum(self.moments(1), 1e-300)) ** 2
         self.ridge[-1] = 0.0
 
     def moments(self, power: int) -> Array:
