@@ -26,9 +26,10 @@ def csv(tmp_path):
 @pytest.fixture
 def stream(monkeypatch):
     """Few rows are kept in memory, so that small data are streamed."""
-    monkeypatch.setattr(engine, "BUFFER_BYTES", 100_000)
+    monkeypatch.setattr(engine, "BUFFER_BYTES", 50_000)
 
 
+HELD = int((learning.Draw(0).next(2000) < 0.1).sum())
 COUNTS = ("--target", "visits", "--exposure", "years", "--exclude", "happy", "--exclude", "kind")
 
 
@@ -59,10 +60,10 @@ def test_what_is_printed_and_written(csv, tmp_path):
     for part in (
         "Poisson regression of visits on 3 columns of",
         "The family poisson was inferred, as 'visits' holds whole numbers from 0",
-        "to convergence; 217 rows held out (--holdout 0.1)",
+        f"to convergence; {HELD} rows held out (--holdout 0.1)",
         "region[south]",
         "region: 3 levels, baseline 'east' (first in sorted order)",
-        "On 217 rows held out:",
+        f"On {HELD} rows held out:",
         "D², share of deviance explained",
         f"model: {model}",
         f"report: {model.with_suffix('.html')}",
@@ -76,14 +77,14 @@ def test_what_is_printed_and_written(csv, tmp_path):
     page = model.with_suffix(".html").read_text()
     assert "calibration" in page
     assert "Poisson regression of visits" in page
-    assert Model.load(model).fitted.rows == 1783
+    assert Model.load(model).fitted.rows == 2000 - HELD
 
 
 def test_json_is_all_that_is_on_standard_output(csv, tmp_path):
     done = run("fit", csv, *COUNTS, "--json", "-o", tmp_path / "m.json")
     found = json.loads(done.stdout)
     assert found["files"]["model"] == str(tmp_path / "m.json")
-    assert found["held_out"]["n"] == 217
+    assert found["held_out"]["n"] == HELD
     assert found["inferred"].startswith("poisson was inferred")
     assert "learning" in done.stderr
     assert run("fit", csv, *COUNTS, "--json", "--quiet").stderr == ""
@@ -117,7 +118,9 @@ def test_the_family_is_inferred(tmp_path, target, family, classes, streamed):
     frame["x"] = np.random.default_rng(0).normal(size=len(frame))
     frame.to_csv(path, index=False)
     found = (
-        fit("-", "--target", "y", stdin=path.read_bytes()) if streamed else fit(path, "--target", "y")
+        fit("-", "--target", "y", stdin=path.read_bytes())
+        if streamed
+        else fit(path, "--target", "y")
     )
     assert found["family"] == family
     assert found["summary"]["classes"] == classes
@@ -138,7 +141,10 @@ def test_sorted_classes_are_all_found_in_files_and_refused_on_standard_input(tmp
     monkeypatch.setattr("tangograd.glm.command.open_table", _in_small_blocks)
     done = run("fit", "-", "--target", "y", "--quiet", stdin=path.read_bytes())
     assert done.exit_code == 1
-    assert "standard input, line 202: the target 'y' is 'c', and its classes are 'a', 'b' (found in" in done.stderr
+    assert (
+        "standard input, line 202: the target 'y' is 'c', and its classes are 'a', 'b' (found in"
+        in done.stderr
+    )
     assert "--levels" in done.stderr
     levels = tmp_path / "levels.json"
     levels.write_text('{"y": ["c", "a", "b"]}')
@@ -234,7 +240,8 @@ def test_further_passes_and_polishing(csv, tmp_path, stream):
         )
         for found in (one, two, polished)
     ]
-    assert (one["passes"], two["passes"], polished["passes"]) == (1, 2, 2)
+    assert (one["passes"], two["passes"]) == (1, 2)
+    assert 1 < polished["passes"] <= 4
     assert (one["progressive"], polished["progressive"]) == (True, False)
     assert polished["converged"]
     assert distances[2] < 0.01
@@ -250,12 +257,14 @@ def test_further_passes_over_rows_in_memory_are_not_needed(csv):
 
 def test_missing_values(csv):
     frame = pd.read_csv(csv)
-    frame.loc[[3, 7], "x"] = np.nan
-    frame.loc[11, "region"] = None
+    learned = np.flatnonzero(learning.Draw(0).next(2000) >= 0.1)
+    frame.loc[learned[[3, 7]], "x"] = np.nan
+    frame.loc[learned[11], "region"] = None
     frame.to_csv(csv, index=False)
     done = run("fit", csv, *COUNTS, "--quiet")
     assert done.exit_code == 1
-    assert "visits.csv, line 5: column 'x' is missing; drop such rows (--na drop)" in done.stderr
+    place = f"visits.csv, line {learned[3] + 2}"
+    assert f"{place}: column 'x' is missing; drop such rows (--na drop)" in done.stderr
     dropped = fit(csv, *COUNTS, "--na", "drop")
     assert dropped["rows"]["left_out"] == {"x": 2, "region": 1}
     assert dropped["rows"]["learned"] + dropped["rows"]["held_out"] == 1997
@@ -322,12 +331,24 @@ def test_links_and_shares(tmp_path, link):
         (("DATA",), 2, "name the target: --target y"),
         (("DATA", "--formula", "x + age"), 2, "name the target: --target y"),
         (("DATA", "--target", "visits", "--family", "poison"), 2, "--family is one of gaussian"),
-        (("DATA", "--target", "visits", "--family", "poisson", "--link", "logit"), 2, "the links of"),
+        (
+            ("DATA", "--target", "visits", "--family", "poisson", "--link", "logit"),
+            2,
+            "the links of",
+        ),
         (("DATA", "--target", "visits", "--link", "log"), 2, "go with a --family"),
         (("DATA", "--target", "visits", "--family", "tweedie", "--power", 3), 2, "power must be"),
-        (("DATA", "--target", "kind", "--family", "multinomial", "--link", "log"), 2, "the link logit"),
+        (
+            ("DATA", "--target", "kind", "--family", "multinomial", "--link", "log"),
+            2,
+            "the link logit",
+        ),
         (("DATA", "--target", "visits", "--na", "skip"), 2, "--na is one of drop, indicator"),
-        (("DATA", "--target", "visits", "--fisher", "x"), 2, "--fisher is one of expected, sampled"),
+        (
+            ("DATA", "--target", "visits", "--fisher", "x"),
+            2,
+            "--fisher is one of expected, sampled",
+        ),
         (("DATA", "--target", "visits", "--holdout", 1), 2, "--holdout is a share"),
         (("DATA", "--target", "visits", "--level", 95), 2, "--level is between 0 and 1"),
         (("DATA", "--target", "visits", "--alpha", -1), 2, "--alpha is 0 or positive"),
@@ -345,10 +366,14 @@ def test_links_and_shares(tmp_path, link):
         (("DATA", "--target", "kind", "--family", "binomial"), 1, "use --family multinomial"),
         (("DATA", "--target", "happy", "--exposure", "years"), 1, "needs a log link"),
         (("DATA", "--target", "visits", "--exclude", "agee"), 1, "Did you mean 'age'?"),
-        (("DATA", "--formula", "visits ~ __import__('os')"), 1, "the function __import__ is not"),
+        (("DATA", "--formula", "visits ~ eval(x)"), 1, "the function eval is not allowed"),
         (("DATA", "--formula", "visits ~ scale(x)"), 1, "scale() learns from the data"),
         (("DATA", "--target", "visits", "--levels", "DATA"), 1, "is not a JSON object of lists"),
-        (("DATA", "--target", "visits", "--levels", "none.json"), 1, "there is no file 'none.json'"),
+        (
+            ("DATA", "--target", "visits", "--levels", "none.json"),
+            1,
+            "there is no file 'none.json'",
+        ),
     ],
 )
 def test_what_is_refused(csv, monkeypatch, options, code, text):
@@ -381,7 +406,7 @@ def test_an_inferred_family_that_later_rows_do_not_fit_says_so(tmp_path, monkeyp
     monkeypatch.setattr("tangograd.glm.command.FIRST_ROWS", 1)
     monkeypatch.setattr("tangograd.glm.command.open_table", _in_small_blocks)
     path = tmp_path / "a.csv"
-    for early, late, family in ((5, 1.5, "poisson"), (1, 2, "binomial")):
+    for early, late, family in ((5, -1, "poisson"), (1, 2, "binomial")):
         values = [i % (early + 1) for i in range(300)] + [late]
         path.write_text("x,y\n" + "".join(f"{i},{y}\n" for i, y in enumerate(values)))
         done = run("fit", path, "--target", "y", "--quiet")
@@ -404,7 +429,7 @@ def test_notes_on_doubtful_columns(tmp_path):
         "constant: constant",
         "twin equals x in every row",
         "age counts as categories since not all of it are numbers, such as 'old'",
-        "name has 900 levels in 900 rows",
+        "rows, so it tells the rows apart rather than explains them: leave it out (--exclude name)",
         "the counts vary more than a Poisson model says",
     ):
         assert part in notes
@@ -424,7 +449,9 @@ def test_examples(tmp_path):
         assert found["family"] == family
         assert found["data"] == f"example {name}"
         assert found["summary"]["converged"]
-    found = fit("--example", "randhie", "--formula", "mdvis ~ lncoins + hlthp", "-o", tmp_path / "m")
+    found = fit(
+        "--example", "randhie", "--formula", "mdvis ~ lncoins + hlthp", "-o", tmp_path / "m"
+    )
     assert list(estimates(found)) == ["intercept", "lncoins", "hlthp"]
     assert sorted(file.name for file in tmp_path.iterdir()) == ["m", "m.html"]
     assert list(estimates(fit("--example", "wine", "--target", "ash", "--exclude", "cultivar")))
@@ -535,20 +562,21 @@ class TestInterrupted:
 
     def test_while_polishing_the_first_pass_is_kept(self, csv, tmp_path, stream, monkeypatch):
         monkeypatch.setattr("tangograd.glm.command.open_table", _in_small_blocks)
-        sums, seen = engine.OnePass._objective, []
         visits(4000).to_csv(csv, index=False)
+        again, seen = learning.Learner._again, []
 
-        def interrupt(self, *arguments):
-            if self.streaming and not seen:
-                seen.append(True)
-                signal.raise_signal(signal.SIGINT)
-            return sums(self, *arguments)
+        def interrupted(self):
+            for rows in again(self):
+                if not seen:
+                    signal.raise_signal(signal.SIGINT)
+                seen.append(len(rows))
+                yield rows
 
-        monkeypatch.setattr(engine.OnePass, "_objective", interrupt)
+        monkeypatch.setattr(learning.Learner, "_again", interrupted)
         done = run("fit", csv, *COUNTS, "--quiet", "--polish", "-o", tmp_path / "m.json")
         assert done.exit_code == 130, done.output
         fitted = Model.load(tmp_path / "m.json").fitted
-        assert seen
+        assert 0 < sum(seen) < fitted.rows
         assert fitted.passes == 1
         assert any("(polishing)" in note for note in fitted.notes)
 

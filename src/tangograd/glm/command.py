@@ -250,6 +250,7 @@ class _Fit:
         options = self.options
         if options.passes == 1 and not options.polish:
             return
+        learner.engine.settle()
         if not self.interrupt.pressed and not learner.engine.streaming:
             self.notes.append(
                 "all rows fitted in memory and were fit to convergence, so further passes and "

@@ -99,7 +99,7 @@ class Reservoir:
             X = np.pad(X, ((0, 0), (0, missing)))
         else:
             X = sp.csr_array((X.data, X.indices, X.indptr), shape=(len(rows), columns))
-        return rows._replace(X=X)
+        return Rows(X, rows.y, rows.w, rows.offset)
 
 
 @dataclass(frozen=True)

@@ -135,7 +135,7 @@ def infer(
                 f"{name} models numbers; text is modelled as classes (binomial, multinomial)"
             )
         return target
-    if name == "binomial" and kind == "number" and labels is None and _shares(found):
+    if name == "binomial" and kind == "number" and not (inferred or labels) and _shares(found):
         return target
     _check_count(column, name, found)
     certain = complete or labels is not None or kind == "boolean"

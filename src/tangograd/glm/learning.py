@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import chain
@@ -122,14 +122,16 @@ class Preparation:
     def _held(self, part: _Part, counts: Counts) -> tuple[Rows, NDArray[np.int64]]:
         """Rows that were held out, and which of them can be used."""
         rows = self._tested(part)
-        if rows.dropped and self.design.blueprint.na is None:
-            raise part.missing(next(iter(rows.dropped)))
         for name, levels in rows.unseen.items():
             counts.unseen[name] += sum(levels.values())
         return self._numbers(rows, part), rows.kept
 
     def _tested(self, part: _Part) -> designs.Rows:
-        return self.design.rows(part.records, where=part.place, training=False, target=True)
+        """Rows as those of a test: nothing new is opened, but missing values are as wrong."""
+        rows = self.design.rows(part.records, where=part.place, training=False, target=True)
+        if rows.dropped and self.design.blueprint.na is None:
+            raise part.missing(rows.dropped)
+        return rows
 
     def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
         kept = part.numbers[rows.kept]
@@ -167,14 +169,17 @@ class _Part:
         """Of a row, for errors."""
         return where(self.batch, int(self.numbers[index]))
 
-    def missing(self, name: str) -> DataError:
-        """The error for a missing value where none is allowed."""
-        absent = self.records.column(name).is_null(nan_is_null=True)
-        first = int(np.argmax(absent.to_numpy(zero_copy_only=False)))
+    def missing(self, names: Iterable[str]) -> DataError:
+        """The error for the first missing value of some columns."""
+        first, name = min((self._first_missing(name), name) for name in names)
         return DataError(
             f"{self.place(first)}: column {name!r} is missing; drop such rows (--na drop), give "
             "missing values columns of their own (--na indicator), or fill them in"
         )
+
+    def _first_missing(self, name: str) -> int:
+        absent = self.records.column(name).is_null(nan_is_null=True)
+        return int(np.argmax(absent.to_numpy(zero_copy_only=False)))
 
 
 class Learner:

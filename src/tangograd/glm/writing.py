@@ -34,8 +34,8 @@ def written(outcome: Outcome, design: Design) -> Outcome:
         return outcome
     try:
         _report(report, outcome)
-    except ImportError as error:
-        note = f"no report: it needs {error.name}; run pip install 'tangograd[plot]'"
+    except ImportError:
+        note = "no report: it needs matplotlib; run pip install 'tangograd[plot]'"
         return replace(outcome, remarks=(*outcome.remarks, note))
     except OSError as error:
         return replace(outcome, failure=f"cannot write to {report}: {error.strerror or error}")
