@@ -2,10 +2,10 @@
 
 import pyarrow as pa
 import pytest
-from tests.glm.design_tables import batch, table, where
 
 from tangograd.glm.design import plan
 from tangograd.glm.errors import DataError
+from tests.glm.design_tables import batch, table, where
 
 
 @pytest.mark.parametrize(

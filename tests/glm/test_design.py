@@ -9,11 +9,11 @@ import pytest
 import scipy.sparse as sp
 import statsmodels.formula.api as smf
 from formulaic import model_matrix
-from tests.glm.design_tables import FORMULAS, array, batch, split, table, together, where
 
 from tangograd.glm.columns import class_codes
 from tangograd.glm.design import plan
 from tangograd.glm.errors import DataError
+from tests.glm.design_tables import FORMULAS, array, batch, split, table, together, where
 
 
 def test_without_a_formula_all_columns_are_used_as_get_dummies_would():

@@ -3,11 +3,11 @@
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.glm.design_tables import batch, table, together, where
 
 from tangograd.glm import layout
 from tangograd.glm.design import plan
 from tangograd.glm.errors import DataError
+from tests.glm.design_tables import batch, table, together, where
 
 
 def test_a_scan_is_read_only_if_it_is_needed():

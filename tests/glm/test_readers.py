@@ -190,10 +190,10 @@ class TestCsv:
             ("blank-lines.csv", b"\n\r\nx,y\n\n1,2\n\n\n"),
             ("tabs.tsv", b"x\ty\n1\t2\n"),
             ("tabs.txt", b"x\ty\n1\t2\n"),
-            ("packed.csv.gz", gzip.compress(b"x,y\n1,2\n")),
-            ("packed.tsv.gz", gzip.compress(b"x\ty\n1\t2\n")),
-            ("packed-without-saying.csv", gzip.compress(b"x,y\n1,2\n")),
-            ("members.csv.gz", gzip.compress(b"x,y\n") + gzip.compress(b"1,2\n")),
+            ("packed.csv.gz", gzip.compress(b"x,y\n1,2\n", mtime=0)),
+            ("packed.tsv.gz", gzip.compress(b"x\ty\n1\t2\n", mtime=0)),
+            ("packed-without-saying.csv", gzip.compress(b"x,y\n1,2\n", mtime=0)),
+            ("members.csv.gz", gzip.compress(b"x,y\n", mtime=0) + gzip.compress(b"1,2\n", mtime=0)),
             ("no-ending", b"x,y\n1,2\n"),
         ],
     )
@@ -373,8 +373,8 @@ class TestBadCsv:
             (b"ARROW1\x00\x00", r"a\.csv is an Arrow"),
             (b"SQLite format 3\x00", r"a\.csv is an SQLite database"),
             (b"\x80\x05\x95\x00", r"a\.csv is a Python pickle, which is never opened"),
-            (gzip.compress(b"PAR1 and so on"), r"a\.csv is a Parquet file"),
-            (gzip.compress(b""), r"a\.csv is empty"),
+            (gzip.compress(b"PAR1 and so on", mtime=0), r"a\.csv is a Parquet file"),
+            (gzip.compress(b"", mtime=0), r"a\.csv is empty"),
             (b"\x1f\x8bgarbage", r"a\.csv: the gzip data are damaged or cut off"),
         ],
     )
@@ -565,7 +565,7 @@ class TestFolders:
     def test_csv_in_the_order_of_names(self, tmp_path):
         put(tmp_path / "b.csv", "y,x\n20,2\n")
         put(tmp_path / "a.csv", "x,y\n" + numbers(50))
-        put(tmp_path / "c.csv.gz", gzip.compress(b"x,y\n3.5,30\n"))
+        put(tmp_path / "c.csv.gz", gzip.compress(b"x,y\n3.5,30\n", mtime=0))
         put(tmp_path / "d.txt", "x,y\n")
         put(tmp_path / "_SUCCESS", "")
         put(tmp_path / ".hidden.parquet", "")

@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tests.glm.design_tables import batch, table, together, where
 
 from tangograd.glm.design import plan
 from tangograd.glm.errors import DataError
+from tests.glm.design_tables import batch, table, together, where
 
 
 def test_indicators_of_missing_values():

@@ -5,10 +5,10 @@ import json
 import numpy as np
 import pyarrow as pa
 import pytest
-from tests.glm.design_tables import FORMULAS, split, table, together
 
 from tangograd.glm.design import Design, plan
 from tangograd.glm.errors import DataError
+from tests.glm.design_tables import FORMULAS, split, table, together
 
 
 @pytest.mark.parametrize(

@@ -111,6 +111,7 @@ class OnePass:
         self.watch = Watch(columns)
         self.sums: Sums | None = None
         self.polished: Solution | None = None
+        self.last_step = 0.0  # of polishing, in standard errors
         self._solution: Solution | None = None
         size = columns + 1
         self.at = Coordinates(np.zeros(columns))
@@ -459,6 +460,7 @@ class OnePass:
             move = solve(H, g)
             dispersion = pearson / weight if self.family.free_dispersion else 1.0
             implied = math.sqrt(max(float(g @ move), 0.0) / max(dispersion, 1e-300))
+            self.last_step = implied
             theta = theta - move.reshape(theta.shape)
             self.tally = tally
             self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, centred)

@@ -203,7 +203,12 @@ class Precision:
                 "the classes are separated perfectly: maximum likelihood has no finite solution, "
                 "and the coefficients are those of a very small penalty; set alpha to choose it"
             )
-        if not found.streamed and not found.converged:
+        if model.polished is not None and not found.converged:
+            notes.append(
+                "polishing ended after three passes, with a last step worth "
+                f"{model.last_step:.2g} standard errors"
+            )
+        elif not found.streamed and not found.converged:
             notes.append("Fisher scoring did not converge; set alpha, or look for extreme features")
         if self.kind == "diagonal":
             notes.append(
