@@ -12,6 +12,7 @@ import pytest
 import statsmodels.api as sm
 
 from tangograd.glm import engine, learning
+from tangograd.glm.holdout import Draw
 from tangograd.glm.predicting import Model
 from tests.glm.commands import estimates, fit, run, visits
 
@@ -29,7 +30,7 @@ def stream(monkeypatch):
     monkeypatch.setattr(engine, "BUFFER_BYTES", 50_000)
 
 
-HELD = int((learning.Draw(0).next(2000) < 0.1).sum())
+HELD = int((Draw(0).next(2000) < 0.1).sum())
 COUNTS = ("--target", "visits", "--exposure", "years", "--exclude", "happy", "--exclude", "kind")
 
 
@@ -188,7 +189,7 @@ def test_rows_held_out_are_not_learned_from(tmp_path):
     frame = visits(1000)[["x", "visits"]]
     frame.to_csv(tmp_path / "a.csv", index=False)
     whole, held = fit(tmp_path / "a.csv", "--target", "visits"), 0
-    draws = learning.Draw(0).next(1000)
+    draws = Draw(0).next(1000)
     frame.loc[draws < 0.1, "visits"] = 0  # as a Poisson model does not expect
     frame.to_csv(tmp_path / "b.csv", index=False)
     changed = fit(tmp_path / "b.csv", "--target", "visits")
@@ -203,13 +204,13 @@ def test_rows_held_out_are_not_learned_from(tmp_path):
 
 def test_levels_that_only_held_out_rows_have_are_not_in_the_model(tmp_path):
     frame = visits(500)[["x", "region", "visits"]]
-    first = int(np.flatnonzero(learning.Draw(0).next(500) < 0.1)[0])
+    first = int(np.flatnonzero(Draw(0).next(500) < 0.1)[0])
     frame.loc[first, "region"] = "moon"
     frame.to_csv(tmp_path / "a.csv", index=False)
     found = fit(tmp_path / "a.csv", "--target", "visits")
     assert not any("moon" in name for name in estimates(found))
     assert found["held_out"]["n"] == found["rows"]["held_out"] - 1
-    assert any("1 row held out had a level of 'region'" in note for note in found["notes"])
+    assert any("1 row held out, with a level of 'region'" in note for note in found["notes"])
 
 
 def test_levels_on_standard_input_are_opened_as_they_come(tmp_path, stream, monkeypatch):
@@ -218,15 +219,16 @@ def test_levels_on_standard_input_are_opened_as_they_come(tmp_path, stream, monk
     found = fit("-", "--target", "visits", stdin=frame.to_csv(index=False).encode())
     assert list(estimates(found)) == ["intercept", "x", "region[north]", "region[east]"]
     assert "region: 3 levels, baseline 'south' (first seen)" in found["notes"]
-    polished = fit("-", "--target", "visits", stdin=frame.to_csv(index=False).encode())
-    assert polished["summary"]["coefficients"] == found["summary"]["coefficients"]
+    named = ("--target", "visits", "--family", "poisson")
+    again = fit("-", *named, stdin=frame.to_csv(index=False).encode())
+    assert again["summary"]["coefficients"] == found["summary"]["coefficients"]
 
 
 def test_further_passes_and_polishing(csv, tmp_path, stream):
     visits(4000).to_csv(csv, index=False)
     exact = sm.GLM.from_formula(
         "visits ~ x + age",
-        pd.read_csv(csv)[learning.Draw(0).next(4000) >= 0.1],
+        pd.read_csv(csv)[Draw(0).next(4000) >= 0.1],
         family=sm.families.Poisson(),
     ).fit()
     options = (csv, "--formula", "visits ~ x + age")
@@ -257,7 +259,7 @@ def test_further_passes_over_rows_in_memory_are_not_needed(csv):
 
 def test_missing_values(csv):
     frame = pd.read_csv(csv)
-    learned = np.flatnonzero(learning.Draw(0).next(2000) >= 0.1)
+    learned = np.flatnonzero(Draw(0).next(2000) >= 0.1)
     frame.loc[learned[[3, 7]], "x"] = np.nan
     frame.loc[learned[11], "region"] = None
     frame.to_csv(csv, index=False)
@@ -276,7 +278,7 @@ def test_missing_values(csv):
 
 def test_a_missing_value_in_a_row_held_out_is_an_error_too(csv):
     frame = pd.read_csv(csv)
-    first = int(np.flatnonzero(learning.Draw(0).next(2000) < 0.1)[0])
+    first = int(np.flatnonzero(Draw(0).next(2000) < 0.1)[0])
     frame.loc[first, "x"] = np.nan
     frame.to_csv(csv, index=False)
     done = run("fit", csv, *COUNTS, "--quiet")
@@ -355,6 +357,7 @@ def test_links_and_shares(tmp_path, link):
         (("DATA", "--target", "visits", "--passes", 0), 2, "--passes"),
         (("-", "--target", "visits", "--passes", 2), 2, "standard input can be read only once"),
         (("-", "--target", "visits", "--polish"), 2, "standard input can be read only once"),
+        (("-", "--target", "visits"), 1, "standard input is empty"),
         (("DATA", "--target", "visits", "-o", "DATA"), 2, "is the data, which would be lost"),
         (("DATA", "--target", "visits", "-o", "."), 2, ". is a folder"),
         (("DATA", "--target", "visits", "--report", "a.html"), 2, "--report belongs to a model"),
@@ -362,7 +365,11 @@ def test_links_and_shares(tmp_path, link):
         (("nothing.csv", "--target", "visits"), 1, "there is no file or folder 'nothing.csv'"),
         (("DATA", "--target", "visit"), 1, "Did you mean 'visits'?"),
         (("DATA", "--target", "x", "--family", "gamma"), 1, "visits.csv, line 3"),
-        (("DATA", "--target", "happy", "--family", "poisson"), 1, "holds text ('no', 'yes')"),
+        (
+            ("DATA", "--target", "happy", "--family", "poisson"),
+            1,
+            "holds text, and poisson models numbers",
+        ),
         (("DATA", "--target", "kind", "--family", "binomial"), 1, "use --family multinomial"),
         (("DATA", "--target", "happy", "--exposure", "years"), 1, "needs a log link"),
         (("DATA", "--target", "visits", "--exclude", "agee"), 1, "Did you mean 'age'?"),
@@ -414,6 +421,18 @@ def test_an_inferred_family_that_later_rows_do_not_fit_says_so(tmp_path, monkeyp
         assert "a.csv, line 302" in done.stderr
         assert f"{family} was inferred, as 'y' holds" in done.stderr
         assert "name another with --family" in done.stderr
+
+
+def test_no_rows_to_learn_from(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n,2\n,3\n,4\n")
+    done = run("fit", path, "--target", "y", "--na", "drop", "--holdout", 0, "--polish", "--quiet")
+    assert done.exit_code == 1
+    assert "no rows to learn from: of 3 rows, 0 held out" in done.stderr
+    assert "3 rows left out: column 'x' is missing" in done.stderr
+    done = run("fit", path, "--target", "x", "--na", "drop", "--quiet")
+    assert done.exit_code == 1
+    assert "the target 'x' has no values" in done.stderr
 
 
 def test_notes_on_doubtful_columns(tmp_path):

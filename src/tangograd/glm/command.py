@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -20,12 +17,11 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.examples import EXAMPLES
 from tangograd.glm.families import family
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.holdout import Draw, evaluate
+from tangograd.glm.holdout import evaluate
 from tangograd.glm.inference import MOST_CLASSES_NAMED, Target, check_few, infer
 from tangograd.glm.interrupts import Interrupt
-from tangograd.glm.labels import MISSING, label
-from tangograd.glm.layout import shown
 from tangograd.glm.learning import Learner
+from tangograd.glm.levels import Levels, are_texts, notes_on_levels, read_levels, settle
 from tangograd.glm.options import FitOptions, UsageError
 from tangograd.glm.outcome import Outcome
 from tangograd.glm.progress import Progress
@@ -40,8 +36,6 @@ FIRST_ROWS = 1 << 16
 FIRST_BYTES = 1 << 25
 #: deviance a degree of freedom beyond which a Poisson model is told so
 OVERDISPERSED = 2.0
-#: numbers for one that is not, in a column that is told of it
-ODD = 10
 EXPOSED = ("log", "cloglog")
 
 
@@ -64,7 +58,7 @@ def fit(options: FitOptions, progress: Progress) -> Outcome:
         if file is not None:
             writable_folder(file.parent)
     try:
-        levels = _levels(options.levels)
+        levels = read_levels(options.levels)
         table = _table(options, levels)
         design = _plan(options, table, levels)
         classes = levels.get(design.blueprint.target)
@@ -92,6 +86,7 @@ class _Fit:
         self.column, self.kind = design.blueprint.target, design.blueprint.target_kind
         self.interrupt = Interrupt()
         self.notes: list[str] = []
+        self.needless = False  # further passes were asked for
 
     def run(self) -> tuple[Outcome, Design]:
         """All of them."""
@@ -118,6 +113,7 @@ class _Fit:
             interrupt=self.interrupt,
         )
         learner.first_pass(head, rest)
+        settle(self.design, self.table)
         self._further_passes(learner)
         fitted = self._fitted(learner)
         rows = learner.reservoir.rows(engine.columns)
@@ -140,10 +136,8 @@ class _Fit:
     def _head(self) -> tuple[list[Batch], Iterator[Batch]]:
         """The first rows, if they are needed and can be read only once; and the others."""
         head: list[Batch] = []
-        if self.table.rereadable:
-            return head, self.table.batches(self.design.reads())
         rest = self.table.batches(self.design.reads())
-        if not self._looks_at_values:
+        if self.table.rereadable or not self._looks_at_values:
             return head, rest
         try:
             for batch in rest:
@@ -159,7 +153,8 @@ class _Fit:
     @property
     def _looks_at_values(self) -> bool:
         """Whether the family or the classes are to be found in the data."""
-        return self.kind != "boolean" and self.options.family in (None, "binomial", "multinomial")
+        told = self.kind == "boolean" or self.classes is not None
+        return not told and self.options.family in (None, "binomial", "multinomial")
 
     def _target(self, head: list[Batch]) -> Target:
         """The family and the classes; the levels too, which are read on the way."""
@@ -168,11 +163,11 @@ class _Fit:
         if self.classes is None and self.kind == "text" and self.table.rereadable:
             if name is None:
                 check_few(self.column, _values(self._first(), self.column))
-            self._survey()
+            self._survey(classes=True)
             values, complete = self.design.classes or (), True
         elif self.classes is None and name == "multinomial" and self.table.rereadable:
             values, complete = self._all_values(), True
-        elif self.kind != "boolean":
+        elif self._looks_at_values:
             values = _values(head or self._first(), self.column)
         try:
             target = infer(
@@ -200,8 +195,6 @@ class _Fit:
 
     def _first(self) -> list[Batch]:
         """The first rows of the target alone."""
-        if not self.table.rereadable:
-            return []
         head: list[Batch] = []
         for batch in self.table.batches([self.column]):
             head.append(batch)
@@ -209,29 +202,12 @@ class _Fit:
                 break
         return head
 
-    def _survey(self) -> None:
-        """Read the levels beforehand, if they can be read twice; of rows to learn from alone."""
-        design = self.design
-        if not self.table.rereadable or design.complete:
-            return
-        texts = design.blueprint.target_kind == "text" and self.classes is None
-        found = texts or any(category.open for category in design.categories.values())
-        if not found and design.blueprint.na != "indicator":
-            design.complete = True
-            return
-        with self.progress.stage("reading levels", self.table.total_bytes) as stage:
-
-            def learned() -> Iterator[pa.RecordBatch]:
-                draw, share = Draw(self.options.seed), self.options.holdout
-                for batch in self.table.batches(design.to_survey):
-                    records = batch.records
-                    if share:
-                        which = draw.next(records.num_rows) >= share
-                        records = records.filter(pa.array(which))
-                    yield records
-                    stage.update(batch.records.num_rows, batch.bytes_read)
-
-            self.design = design.surveyed(learned())
+    def _survey(self, *, classes: bool = False) -> None:
+        """Read the levels beforehand, if the rows can be read twice."""
+        if self.table.rereadable:
+            share, seed = self.options.holdout, self.options.seed
+            finder = Levels(self.table, share, seed, self.progress)
+            self.design = finder.found(self.design, classes=classes)
 
     def _all_values(self) -> list[Any]:
         """All values of the target."""
@@ -251,11 +227,8 @@ class _Fit:
         if options.passes == 1 and not options.polish:
             return
         learner.engine.settle()
-        if not self.interrupt.pressed and not learner.engine.streaming:
-            self.notes.append(
-                "all rows fitted in memory and were fit to convergence, so further passes and "
-                "polishing were not needed"
-            )
+        if not learner.engine.streaming:
+            self.needless = not self.interrupt.pressed
             return
         for number in range(2, options.passes + 1):
             if not self.interrupt.pressed:
@@ -271,15 +244,24 @@ class _Fit:
             )
         for name, number in counts.dropped.items():
             self.notes.append(f"{plural(number, 'row')} left out: column {name!r} is missing")
-        for name, number in counts.unseen.items():
+        for name, number in learner.unseen.items():
             self.notes.append(
-                f"{plural(number, 'row')} held out had a level of {name!r} that was never learned "
-                "from, and are not in the metrics"
+                f"not in the metrics: {plural(number, 'row')} held out, with a level of {name!r} "
+                "that was never learned from"
             )
         try:
             fitted = learner.engine.fitted(self.design.names, target.classes)
         except DataError as error:
-            raise DataError("; ".join((str(error), *self.notes))) from error
+            left_out = "; ".join(self.notes)
+            raise DataError(
+                f"{error}: of {plural(counts.read, 'row')}, {counts.held:,} held out (--holdout)"
+                + (left_out and f"; {left_out}")
+            ) from error
+        if self.needless:
+            self.notes.append(
+                "all rows fitted in memory and were fit to convergence, so further passes and "
+                "polishing were not needed"
+            )
         spread = fitted.deviance / max(fitted.rows - fitted.degrees_of_freedom, 1)
         if fitted.family == "poisson" and spread > OVERDISPERSED:
             self.notes.append(
@@ -291,25 +273,8 @@ class _Fit:
             self.notes.append(
                 f"the target {target.column!r} is the same in all rows: there is nothing to explain"
             )
-        self.notes += _odd_levels(self.design, fitted.rows)
+        self.notes += notes_on_levels(self.design, fitted.rows)
         return replace(fitted, notes=(*fitted.notes, *self.design.notes, *self.notes))
-
-
-def _odd_levels(design: Design, rows: int) -> Iterator[str]:
-    """Categories that may be meant as numbers, or that are names of the rows."""
-    for name, category in design.categories.items():
-        count = len(category.labels)
-        if count > max(ODD, rows / 2):
-            yield (
-                f"{name} has {count:,} levels in {plural(rows, 'row')}, so it tells the rows apart "
-                f"rather than explains them: leave it out (--exclude {name})"
-            )
-        odd = [level for level in category.labels if level != MISSING and not _is_number(level)]
-        if odd and count >= ODD * len(odd):
-            yield (
-                f"{name} counts as categories since not all of it are numbers, such as "
-                f"{shown(odd, 3)}: correct them or leave them empty if they should be"
-            )
 
 
 def _check_family(options: FitOptions) -> None:
@@ -323,49 +288,11 @@ def _check_family(options: FitOptions) -> None:
             raise UsageError(str(error)) from error
 
 
-def _levels(path: Path | None) -> dict[str, list[object]]:
-    """The user's levels by column.
-
-    Raises:
-        DataError: the file is not as it should be.
-    """
-    if path is None:
-        return {}
-    rule = 'a JSON object of lists, such as {"region": ["north", "south"]}, the baseline first'
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError as error:
-        raise DataError(f"there is no file {str(path)!r} of levels") from error
-    except ValueError as error:
-        raise DataError(f"{path} is not {rule}: {error}") from error
-    if not isinstance(found, dict) or not all(
-        isinstance(values, list)
-        and values
-        and all(isinstance(value, str | int | float) for value in values)
-        for values in found.values()
-    ):
-        raise DataError(f"{path} is not {rule}")
-    return found
-
-
 def _table(options: FitOptions, levels: Mapping[str, Sequence[object]]) -> Table:
     if options.example is not None:
         return EXAMPLES[options.example].table(options.example)
-    texts = {name: pa.string() for name, values in levels.items() if _are_texts(values)}
+    texts = {name: pa.string() for name, values in levels.items() if are_texts(values)}
     return open_table(source(str(options.data)), types=texts)
-
-
-def _are_texts(values: Sequence[object]) -> bool:
-    """Whether levels are neither all numbers nor true and false, whatever the data look like."""
-    texts = [str(label(value)).lower() for value in values]
-    return not (all(map(_is_number, texts)) or set(texts) <= {"true", "false"})
-
-
-def _is_number(text: str) -> bool:
-    try:
-        return bool(np.isfinite(float(text)))
-    except ValueError:
-        return False
 
 
 def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[object]]) -> Design:

@@ -50,15 +50,14 @@ class Reservoir:
 
     Attributes:
         limit: rows with this number or more will not be taken.
-        seen: how many rows have been held out.
     """
 
     def __init__(self, share: float, rows: int = MOST_ROWS, size: int = MOST_BYTES) -> None:
         self.limit = share
-        self.seen = 0
         self._most_rows, self._most_bytes = rows, size
         self._parts: list[Rows] = []
         self._keys: list[Array] = []
+        self._rows = self._bytes = 0
 
     def add(self, rows: Rows, keys: Array) -> None:
         """Take in rows with their numbers."""
@@ -66,14 +65,13 @@ class Reservoir:
             return
         self._parts.append(rows)
         self._keys.append(keys)
-        if sum(map(len, self._keys)) > 2 * self._most:
+        self._rows, self._bytes = self._rows + len(rows), self._bytes + rows.bytes
+        if self._rows > 2 * self._most:
             self._settle()
 
     @property
     def _most(self) -> int:
-        rows = sum(map(len, self._parts))
-        held = sum(part.bytes for part in self._parts)
-        return max(1, min(self._most_rows, self._most_bytes * rows // max(held, 1)))
+        return max(1, min(self._most_rows, self._most_bytes * self._rows // max(self._bytes, 1)))
 
     def _settle(self) -> None:
         keys, most = np.concatenate(self._keys), self._most
@@ -83,6 +81,7 @@ class Reservoir:
             rows, keys = rows.take(chosen), keys[chosen]
             self.limit = float(keys.max())
         self._parts, self._keys = [rows], [keys]
+        self._rows, self._bytes = len(rows), rows.bytes
 
     def rows(self, columns: int) -> Rows | None:
         """The sample, in the order of the table, with so many columns; ``None`` if it is empty."""

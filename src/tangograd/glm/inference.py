@@ -116,7 +116,8 @@ def infer(
     options = parameters or {}
     labels = None if given is None else [_label(value, kind) for value in given]
     found = labels or sorted(_plain(value) for value in values)
-    if not found:
+    by_value = name in (None, "binomial", "multinomial")
+    if by_value and not found:
         raise DataError(f"the target {column!r} has no values where it was looked at")
     if kind == "number" and set(found) <= {0, 1}:
         found = labels or [0, 1]
@@ -131,8 +132,8 @@ def infer(
     if name not in ("binomial", "multinomial"):
         if kind == "text":
             raise DataError(
-                f"the target {column!r} holds text ({shown([str(x) for x in found], 3)}), and "
-                f"{name} models numbers; text is modelled as classes (binomial, multinomial)"
+                f"the target {column!r} holds text, and {name} models numbers; text is modelled as "
+                "classes (binomial, multinomial)"
             )
         return target
     if name == "binomial" and kind == "number" and not (inferred or labels) and _shares(found):

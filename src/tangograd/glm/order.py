@@ -38,7 +38,8 @@ class Shuffled:
         run = 1 if apart else max(1, RUN_BYTES * n // max(self.rows.bytes, 1))
         starts = self.rng.permutation(-(-n // run)) * run
         order = (starts[:, None] + np.arange(run)).ravel()
-        order = order[order < n]
+        if n % run:
+            order = order[order < n]
         X, y, w, offset, _ = self.rows
         w, offset = (column if _same(column) else column[order] for column in (w, offset))
         for begin in range(0, n, engine.BLOCK_ROWS):

@@ -11,8 +11,8 @@ from typing import Any
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.holdout import Evaluation
 from tangograd.glm.inference import Target
-from tangograd.glm.learning import Counts
 from tangograd.glm.options import FitOptions
+from tangograd.glm.preparation import Counts
 from tangograd.glm.report import LABELS, PERCENT
 from tangograd.glm.summary import Summary
 from tangograd.glm.wording import UNKNOWN, model_words, number, plural, printable

@@ -7,8 +7,17 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from rich.console import Console
-from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Task, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
+from rich.text import Text
+
+
+class _TimeLeft(TimeRemainingColumn):
+    """The time left, called so; at the end the time it took."""
+
+    def render(self, task: Task) -> Text:
+        text = super().render(task)
+        return text if task.finished else text + " left"
 
 
 class Stage:
@@ -25,7 +34,7 @@ class Stage:
         speed = self.rows / max(time.perf_counter() - self._start, 1e-6)
         figures = f"{self.rows:,} rows {short(speed):>5}/s"
         if loss is not None:
-            figures += f" loss {loss:.4g}"
+            figures += f" loss {loss:#.4g}"
         self._bar.update(self._task, completed=bytes_read, figures=figures)
 
 
@@ -46,7 +55,7 @@ class Progress:
         columns = (
             TextColumn("{task.description:16}"),
             BarColumn(bar_width=12),
-            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            _TimeLeft(compact=True, elapsed_when_finished=True),
             TextColumn("{task.fields[figures]}"),
         )
         with Bar(*columns, console=self.console, disable=self.quiet) as bar:

@@ -127,12 +127,20 @@ def weighted_powers(
         absent[:d] -= _with_data(X, np.ones(len(X.data))).T @ weights
         absent[absent < ROUNDING * total] = 0.0
         result[:-1] = absent * np.abs(m) ** power
-        result[:d] += _with_data(X, np.abs(X.data - m[X.indices]) ** power).T @ weights
+        result[:d] += _with_data(X, _power(X.data - m[X.indices], power)).T @ weights
     else:
-        result[:d] = weights @ np.abs(X - m[:d]) ** power
+        x = np.subtract(X, m[:d], dtype=np.float64)
+        result[:d] = weights @ _power(x, power)
         result[d:-1] = total * np.abs(m[d:]) ** power
     result[-1] = total if intercept else 0.0
     return result
+
+
+def _power(x: Array, power: int) -> Array:
+    """|x|^power, for 1 and even powers by products alone."""
+    if power == 1:
+        return np.abs(x)
+    return x * x if power == 2 else (x * x) ** (power // 2)
 
 
 def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
