@@ -37,7 +37,7 @@ SEEN = 10
 #: their scoring has a normal prior of this precision on effects, against what is still rarer
 PRIOR = 1.0
 #: sums run over blocks of so many rows at most, whatever the chunks that rows come in
-BLOCK_ROWS = 16384
+BLOCK_ROWS = 8192
 BLOCK_BYTES = 8_000_000
 #: covariance="auto" is full up to so many coefficients
 FULL_COVARIANCE = 500

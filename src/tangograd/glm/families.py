@@ -61,7 +61,8 @@ class Family:
             first = int(bad[0])
             raise DataError(
                 f"the target of a {self.name} model must be {self.domain}, but it is "
-                f"{y[first]:g} in {where(first)} (and {len(bad) - 1} more rows are wrong)"
+                f"{y[first]:g} in {where(first)}"
+                + (f" (and {len(bad) - 1} more rows here are wrong)" if len(bad) > 1 else "")
             )
 
     def mean(self, eta: Array) -> Array:

@@ -123,6 +123,7 @@ class Objective:
         for block in self.blocks:
             loss, s, f = respond(self.family, self.predictors(block, theta), block.y)
             total += float(block.w @ loss)
+            sums.mistakes += int(np.count_nonzero(loss >= np.log(2)))
             if self.family.code != MULTINOMIAL:
                 ok = f[:, 0, 0] > 0
                 pearson += float(block.w[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))

@@ -187,7 +187,7 @@ class Precision:
                     "polish removes what that changes"
                 )
             each = self.tally.information() / found.theta.size
-            if each < FEW:
+            if each < FEW and model.family.name not in ("gaussian", "gamma"):
                 notes.append(
                     "events are too rare for one pass to be precise with so many coefficients "
                     f"(about {each:.0f} informative rows for each): use polish"
@@ -225,10 +225,7 @@ class Precision:
             return False
         if not self.exact:
             return bool(self.model.scalars[kernel.MISTAKES] == 0)
-        tally = self.tally
-        left = tally.loss - tally.saturated
-        # the second, because where events are rare so is the loss
-        return bool(left < 1e-4 * tally.weight and left < 1e-2 * tally.null_loss())
+        return self.found.sums.mistakes == 0
 
 
 def _order(model: OnePass) -> NDArray[np.int64]:

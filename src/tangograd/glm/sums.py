@@ -51,6 +51,7 @@ class Sums:
         p = outputs * size
         self.outputs, self.size, self.full = outputs, size, full
         self.gradient = np.zeros(p)
+        self.mistakes = 0  # rows to whose class the model gives less than one half
         self.fisher = np.zeros((p, p) if full else p)
         self.meat = np.zeros((p, p) if full else p)
 
@@ -91,6 +92,7 @@ class Sums:
     def include(self, other: Sums) -> None:
         """Add another's sums."""
         self.gradient += other.gradient
+        self.mistakes += other.mistakes
         self.fisher += other.fisher
         self.meat += other.meat
 
