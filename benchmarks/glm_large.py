@@ -163,7 +163,7 @@ def read_alone(path: Path, how: str) -> None:
     """Read a table to its end; print the rows and the seconds without starting Python."""
     start = time.perf_counter()
     if how == "reader":
-        from tangograd.glm.readers import open_table
+        from tangograd.glm.tables.readers import open_table
 
         rows = sum(batch.records.num_rows for batch in open_table(path).batches())
     elif path.is_dir():

@@ -110,9 +110,9 @@ def fit(
     A stream: curl -s URL | tangograd fit - --target y -o m.json
     """
     with _trouble(output):
-        from tangograd.glm.command import fit as run
-        from tangograd.glm.options import FitOptions
-        from tangograd.glm.progress import Progress as Lines
+        from tangograd.glm.commands.command import fit as run
+        from tangograd.glm.commands.options import FitOptions
+        from tangograd.glm.commands.progress import Progress as Lines
 
         options = FitOptions(
             data=data,
@@ -183,8 +183,8 @@ def predict(
     A look: tangograd predict model.json new.csv --interval 0.95 | head
     """
     with _trouble(output, "nothing was written" if output else "the rest was not written"):
-        from tangograd.glm.predictions import predict_to
-        from tangograd.glm.progress import Progress as Lines
+        from tangograd.glm.commands.predictions import predict_to
+        from tangograd.glm.commands.progress import Progress as Lines
 
         tally = predict_to(
             output,
@@ -205,8 +205,8 @@ def _trouble(output: Path | None, kept: str = "nothing was written") -> Iterator
     # pyarrow's own allocator keeps what other threads free, and grows with the data
     os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
     with failures(output or Path("standard output"), lambda: kept, extras="plot"):
+        from tangograd.glm.commands.options import UsageError
         from tangograd.glm.errors import DataError
-        from tangograd.glm.options import UsageError
 
         try:
             yield

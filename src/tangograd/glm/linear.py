@@ -26,7 +26,7 @@ from tangograd.glm.order import Shuffled
 from tangograd.glm.rows import Rows, is_sparse
 
 if TYPE_CHECKING:
-    from tangograd.glm.summary import Summary
+    from tangograd.glm.reports.summary import Summary
 
 Array = NDArray[np.float64]
 
@@ -256,7 +256,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             level: of the intervals.
             robust: standard errors of the sandwich covariance, right also where the model is not.
         """
-        from tangograd.glm.summary import Summary
+        from tangograd.glm.reports.summary import Summary
 
         return Summary(self.fitted_, level=level, robust=robust)
 

@@ -1,0 +1,1 @@
+"""The bodies of ``tangograd fit`` and ``tangograd predict``."""

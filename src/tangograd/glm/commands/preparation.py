@@ -1,0 +1,201 @@
+"""From the batches of a table to rows of numbers, those held out apart."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tangograd.glm.commands.holdout import Draw, Reservoir
+from tangograd.glm.commands.inference import Target
+from tangograd.glm.designs import design as designs
+from tangograd.glm.designs.design import Design
+from tangograd.glm.errors import DataError
+from tangograd.glm.fitted import Array
+from tangograd.glm.rows import Rows
+from tangograd.glm.tables.tables import Batch, where
+
+PIECE_BYTES = 1 << 22
+#: rows held out are so few in a piece that it pays to wait for more of them
+HELD_ROWS = 2048
+
+
+@dataclass
+class Counts:
+    """Of the rows of a table.
+
+    Attributes:
+        read: so far.
+        held: of them, held out.
+        dropped: of the others, left out since a column is missing, by column.
+    """
+
+    read: int = 0
+    held: int = 0
+    dropped: Counter[str] = field(default_factory=Counter)
+
+    def add(self, other: Counts) -> None:
+        """Those of further rows."""
+        self.read += other.read
+        self.held += other.held
+        self.dropped.update(other.dropped)
+
+
+@dataclass(frozen=True)
+class Held:
+    """Rows held out, with their numbers of the draw.
+
+    Attributes:
+        rows: that can be used.
+        keys: their numbers.
+        unseen: others, with a level that was never learned from, by column.
+    """
+
+    rows: Rows
+    keys: Array
+    unseen: Counter[str]
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Rows on their way to the model, and some of those that are kept from it."""
+
+    rows: Rows
+    held: Held | None
+    counts: Counts
+    bytes_read: int
+
+
+class Preparation:
+    """Makes pieces of batches.
+
+    Args:
+        design: from tables to matrices.
+        target: from its values to numbers.
+        share: of the rows that are held out.
+        seed: of the draw which.
+        reservoir: that the rows held out go to; ``None`` if they are known already.
+    """
+
+    def __init__(
+        self,
+        design: Design,
+        target: Target,
+        share: float,
+        seed: int,
+        reservoir: Reservoir | None = None,
+    ) -> None:
+        self.design, self.target, self.share = design, target, share
+        self.reservoir = reservoir
+        self.draw = Draw(seed)
+        self._waiting: list[tuple[_Part, Array]] = []
+
+    def __call__(self, batch: Batch) -> Iterator[Piece]:
+        """The pieces of a batch, none of them large."""
+        most = max(1024, PIECE_BYTES // (8 * (len(self.design.names) + 1)))
+        for start in range(0, batch.records.num_rows, most):
+            part = _Part(batch.records.slice(start, most), partial(_place, batch, start))
+            try:
+                yield self._piece(part, batch.bytes_read)
+            except DataError:
+                # the first that is wrong of all rows, be they held out or not
+                self._numbers(self._tested(part), part)
+                raise
+
+    def rest(self) -> Held | None:
+        """The rows held out that are in no piece yet, at the end."""
+        if not self._waiting:
+            return None
+        parts, keys = zip(*self._waiting, strict=True)
+        self._waiting = []
+        part = _together(parts)
+        rows = self._tested(part)
+        unseen = Counter({name: sum(levels.values()) for name, levels in rows.unseen.items()})
+        return Held(self._numbers(rows, part), np.concatenate(keys)[rows.kept], unseen)
+
+    def _piece(self, part: _Part, bytes_read: int) -> Piece:
+        counts = Counts(read=part.records.num_rows)
+        learned, held = part, None
+        if self.share:
+            draws = self.draw.next(counts.read)
+            learned = part.chosen(draws >= self.share)
+            counts.held = counts.read - learned.records.num_rows
+        rows = self.design.rows(learned.records, where=learned.place)
+        counts.dropped.update(rows.dropped)
+        numbers = self._numbers(rows, learned)
+        if self.share and self.reservoir is not None:
+            drawn = draws < self.reservoir.limit
+            if drawn.any():
+                self._waiting.append((part.chosen(drawn), draws[drawn]))
+            if sum(len(keys) for _, keys in self._waiting) >= HELD_ROWS:
+                held = self.rest()
+        return Piece(numbers, held, counts, bytes_read)
+
+    def _tested(self, part: _Part) -> designs.Rows:
+        """Rows as those of a test: nothing new is opened, but missing values are as wrong."""
+        rows = self.design.rows(part.records, where=part.place, training=False, target=True)
+        if rows.dropped and self.design.blueprint.na is None:
+            raise part.missing(rows.dropped)
+        return rows
+
+    def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
+        y = self.target.numbers(np.asarray(rows.y), lambda i: part.place(int(rows.kept[i])))
+        n = len(y)
+        return Rows(
+            rows.X,
+            y,
+            np.ones(n) if rows.weights is None else rows.weights,
+            np.zeros(n) if rows.offset is None else rows.offset,
+        )
+
+
+@dataclass(frozen=True)
+class _Part:
+    """Some rows, and the place of each by its index, for errors."""
+
+    records: pa.RecordBatch
+    place: Callable[[int], str]
+
+    def chosen(self, which: NDArray[np.bool_]) -> _Part:
+        """Some of them."""
+        if which.all():
+            return self
+        records = self.records.filter(pa.array(which))
+        return _Part(records, lambda i: self.place(int(np.flatnonzero(which)[i])))
+
+    def missing(self, names: Iterable[str]) -> DataError:
+        """The error for the first missing value of some columns."""
+        first, name = min((self._first_missing(name), name) for name in names)
+        return DataError(
+            f"{self.place(first)}: column {name!r} is missing; drop such rows (--na drop), give "
+            "missing values columns of their own (--na indicator), or fill them in"
+        )
+
+    def _first_missing(self, name: str) -> int:
+        absent = self.records.column(name).is_null(nan_is_null=True)
+        return int(np.argmax(absent.to_numpy(zero_copy_only=False)))
+
+
+def _place(batch: Batch, start: int, index: int) -> str:
+    return where(batch, start + index)
+
+
+def _together(parts: Sequence[_Part]) -> _Part:
+    if len(parts) == 1:
+        return parts[0]
+    ends = np.cumsum([part.records.num_rows for part in parts])
+    (records,) = (
+        pa.Table.from_batches([part.records for part in parts]).combine_chunks().to_batches()
+    )
+
+    def place(index: int) -> str:
+        number = int(np.searchsorted(ends, index, side="right"))
+        before = int(ends[number - 1]) if number else 0
+        return parts[number].place(index - before)
+
+    return _Part(records, place)

@@ -1,0 +1,374 @@
+"""From the columns of a table to the rows of a design matrix, the same for every batch of a stream.
+
+A design is planned once (``plan``), turns record batches into numbers while a model is fitted
+(``Design.rows``), is saved with the model (``to_dict``), and does the same again at prediction.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+from numpy.typing import NDArray
+
+from tangograd.glm.designs.blueprint import Blueprint, Policy, blueprint
+from tangograd.glm.designs.columns import ARROW, finite
+from tangograd.glm.designs.labels import MISSING, label
+from tangograd.glm.designs.layout import Block, Category, Layout
+from tangograd.glm.designs.matrix import csr, dense
+from tangograd.glm.designs.reading import Reading, Unseen
+from tangograd.glm.designs.survey import survey, to_survey
+from tangograd.glm.errors import DataError
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a design matrix and what belongs to them.
+
+    Attributes:
+        X: shape (rows kept, columns); a C-contiguous float64 array or a SciPy CSR array.
+        y: the target: float64, bool, or an object array of texts; ``None`` if it was not read.
+        weights: ``None`` if there are none.
+        offset: the offset column plus the logarithm of the exposure; ``None`` without both.
+        kept: which rows of the batch these are, increasing.
+        dropped: how many rows were not kept since a column is missing, by column.
+        unseen: how many rows have a level that the model does not know, by column and level.
+    """
+
+    X: Any
+    y: NDArray[Any] | None
+    weights: Array | None
+    offset: Array | None
+    kept: NDArray[np.int64]
+    dropped: dict[str, int] = field(default_factory=dict)
+    unseen: dict[str, dict[str, int]] = field(default_factory=dict)
+
+
+class Design:
+    """How a table becomes a design matrix. Made by ``plan``, or by ``Design.from_dict``.
+
+    Attributes:
+        blueprint: the parts of the columns: target, weights, exposure, offset, formula, ….
+        layout: the columns of the matrix.
+        complete: whether all levels and missing values are known beforehand. If not, new ones get
+            columns at the end as they come.
+        classes: the labels of a text or boolean target, in order; ``None`` for numbers, and for
+            texts that are not known beforehand.
+        surveyed_rows: that a fit will use; ``None`` if that is not known beforehand.
+        sparse: whether matrices are CSR. ``None``: if wide and mostly zeros (a design that grows
+            changes from dense to CSR at most once).
+    """
+
+    def __init__(
+        self,
+        plan: Blueprint,
+        categories: Mapping[str, Category],
+        *,
+        indicators: Sequence[str] = (),
+        complete: bool = False,
+        classes: Sequence[str | bool] | None = None,
+        surveyed_rows: int | None = None,
+        sparse: bool | None = None,
+    ) -> None:
+        self.blueprint = plan
+        self.layout = Layout(plan.terms, categories, indicators)
+        self.complete = complete
+        self.classes = None if classes is None else tuple(classes)
+        self.surveyed_rows = surveyed_rows
+        self.sparse = sparse
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the coefficients, without the intercept."""
+        return tuple(self.layout.names)
+
+    @property
+    def intercept(self) -> bool:
+        """Whether the model has one; it is not among the columns."""
+        return self.blueprint.intercept
+
+    @property
+    def categories(self) -> Mapping[str, Category]:
+        """The categorical columns and their levels."""
+        return self.layout.categories
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user should know, a sentence each."""
+        notes = [category.note for category in self.categories.values()]
+        if self.blueprint.na == "drop":
+            notes.append("rows with missing values are dropped")
+        return notes + [
+            f"{name}: missing values count as 0 and have a coefficient of their own"
+            for name in self.layout.indicators
+        ]
+
+    def reads(self, *, training: bool = True) -> tuple[str, ...]:
+        """The columns that ``rows`` needs; others need not be read."""
+        plan = self.blueprint
+        roles = [plan.offset, plan.exposure]
+        if training:
+            roles += [plan.target, plan.weights]
+        return tuple(dict.fromkeys((*plan.columns, *(name for name in roles if name is not None))))
+
+    @property
+    def types(self) -> dict[str, pa.DataType]:
+        """Of the columns: a reader that must guess types should be told these."""
+        plan = self.blueprint
+        numbers = (plan.weights, plan.exposure, plan.offset)
+        return {
+            **{name: ARROW["number"] for name in numbers if name is not None},
+            **{name: ARROW[kind] for name, kind in plan.kinds.items() if name in plan.columns},
+            plan.target: ARROW[plan.target_kind],
+        }
+
+    @property
+    def to_survey(self) -> tuple[str, ...]:
+        """The columns that a survey should read beforehand; empty if there is no need for one."""
+        return () if self.complete else to_survey(self.blueprint, self._to_be_found)
+
+    @property
+    def _to_be_found(self) -> list[str]:
+        target = [self.blueprint.target] if self.blueprint.target_kind == "text" else []
+        return [name for name, category in self.categories.items() if category.open] + target
+
+    def surveyed(self, batches: Iterable[pa.RecordBatch]) -> Design:
+        """The design with all levels and missing values of a table, read once for that.
+
+        Raises:
+            DataError: a column has too many levels, or not the baseline that was stated.
+        """
+        if not self.to_survey:
+            return self
+        plan = self.blueprint
+        found = survey(plan, self._to_be_found, batches)
+        categories = {}
+        for name, old in self.categories.items():
+            new = Category(name, old.origin, old.baseline if old.stated else None, old.stated)
+            if old.open:
+                new.origin, new.seen, new.counts = "sorted", True, dict(found.counts[name])
+                new.add(found.levels(name, plan.kinds[name]))
+                new.check_baseline()
+            else:
+                new.add(old.labels)
+            new.add([MISSING] if name in found.missing else [])
+            categories[name] = new
+        texts = plan.target_kind == "text"
+        return Design(
+            plan,
+            categories,
+            indicators=[name for name in plan.numeric_columns if name in found.missing],
+            complete=True,
+            classes=found.levels(plan.target, "text") if texts else self.classes,
+            surveyed_rows=found.rows,
+            sparse=self.sparse,
+        )
+
+    def rows(
+        self,
+        batch: pa.RecordBatch,
+        *,
+        where: Callable[[int], str],
+        training: bool = True,
+        target: bool | None = None,
+        unseen: Unseen = "missing",
+    ) -> Rows:
+        """The rows of a batch that can be used.
+
+        While training, missing values follow the design's policy, and levels that it does not have
+        are opened or, in a complete design, refused. Otherwise, nothing is opened, and a row with a
+        missing value or an unknown level is left out rather than ending a long run; its
+        prediction should be empty, and ``dropped`` and ``unseen`` say how many there are. To
+        predict it as the baseline level would be wrong with nobody told. Infinite values, exposures
+        that are not positive and terms without a value are always errors.
+
+        Args:
+            batch: columns by name; others may be there too.
+            where: from the index of a row in the batch to its place, for errors.
+            training: whether a model is fitted to the rows.
+            target: whether target and weights are read; by default when training. Rows held out
+                for a test need them without training.
+            unseen: without training, rows with unknown levels are left out (``"missing"``),
+                get the ``"baseline"`` or are an ``"error"``, as are then missing values.
+
+        Raises:
+            DataError: for the first row in which something is wrong.
+
+        >>> table = pa.record_batch({"y": [1.0, 2.0], "x": [3.0, 4.0], "sex": ["f", "m"]})
+        >>> design = plan(table.schema, target="y", scan=[table])
+        >>> design.names, design.rows(table, where=str).X
+        (('x', 'sex[m]'), array([[3., 0.],
+               [4., 1.]]))
+        """
+        with_target = training if target is None else target
+        reading = Reading(
+            batch,
+            self.blueprint,
+            self.layout,
+            where,
+            training=training,
+            complete=self.complete,
+            unseen=unseen,
+        )
+        y = reading.target() if with_target else None
+        weights = reading.weights() if with_target else None
+        offset = reading.offset()
+        reading.settle_levels()
+        products = [_product(reading, block) for block in self.layout.blocks]
+        reading.faults.complain(where)
+        for name, level in reading.openings():
+            self.layout.open(name, level)
+        if training and not reading.gone.all():
+            self._look_for_baselines(reading)
+        return Rows(
+            X=self._matrix(reading, products),
+            y=None if y is None else reading.of_kept(y),
+            weights=None if weights is None else reading.of_kept(weights),
+            offset=None if offset is None else reading.of_kept(offset),
+            kept=reading.kept,
+            dropped=reading.dropped,
+            unseen=reading.unknown,
+        )
+
+    def _look_for_baselines(self, reading: Reading) -> None:
+        for name, category in self.categories.items():
+            if not category.seen:
+                category.seen = category.baseline in reading.levels[name].labels
+
+    def _matrix(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Any:
+        whole: list[tuple[int, NDArray[Any]]] = []
+        coded: list[tuple[NDArray[np.int64], NDArray[Any] | None]] = []
+        codes = {name: reading.codes(name) for name in self.categories}
+        for block, values in zip(self.layout.blocks, products, strict=True):
+            if block.term.categories:
+                cells = tuple(codes[name] for name, _ in block.term.categories)
+                coded.append((block.table[cells], values))
+            elif values is not None:
+                whole.append((int(block.table), values))
+        for name, column in self.layout.indicators.items():
+            missing = reading.numbers[name].missing
+            if missing is not None:
+                coded.append((np.where(reading.of_kept(missing), column, -1), None))
+        sparse = self.layout.sparse if self.sparse is None else self.sparse
+        build = csr if sparse else dense
+        return build(len(reading.kept), len(self.layout.names), whole, coded)
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data for JSON, from which ``from_dict`` makes a design that does the same."""
+        from tangograd.glm.designs.stored_design import to_dict
+
+        return to_dict(self)
+
+    @staticmethod
+    def from_dict(plain: Any) -> Design:
+        """The design that ``to_dict`` described; its formula goes through the grammar again.
+
+        Raises:
+            DataError: the description is not one, or hostile.
+        """
+        from tangograd.glm.designs.stored_design import from_dict
+
+        return from_dict(plain)
+
+
+def plan(
+    schema: pa.Schema,
+    *,
+    target: str | None = None,
+    formula: str | None = None,
+    exposure: str | None = None,
+    weights: str | None = None,
+    offset: str | None = None,
+    exclude: Collection[str] = (),
+    na: Policy | None = None,
+    levels: Mapping[str, Sequence[object]] | None = None,
+    scan: Iterable[pa.RecordBatch] | None = None,
+) -> Design:
+    """Plan how a table becomes a design matrix.
+
+    Without a formula every column is used that has no other part to play: texts and booleans as
+    categories, numbers as they are.
+
+    Args:
+        schema: of the table.
+        target: the column to be explained; may be left to the formula.
+        formula: such as ``y ~ x + C(region)``, in the grammar of ``designs.formula``.
+        exposure: a column whose logarithm is added to the linear predictor.
+        weights: a column of weights.
+        offset: a column that is added to the linear predictor.
+        exclude: columns to be left out.
+        na: missing values are an error (``None``), their rows are dropped (``"drop"``), or they
+            count as 0 and have a column of their own (``"indicator"``; rows without a target,
+            exposure or offset are dropped).
+        levels: of categorical columns, the baseline first. They also make a column of numbers
+            categorical.
+        scan: the table, to be read once for levels and missing values if these are needed
+            (``Design.to_survey`` says which columns would be enough). ``None``: they get columns
+            as they come, at the end; the baseline is then the first level that is seen.
+
+    Raises:
+        DataError: something does not fit the table.
+    """
+    given = {name: _given(name, values) for name, values in (levels or {}).items()}
+    parts = blueprint(
+        schema,
+        target=target,
+        formula=formula,
+        exposure=exposure,
+        weights=weights,
+        offset=offset,
+        exclude=exclude,
+        na=na,
+        levelled=given,
+    )
+    categories = {name: _category(name, parts, given.get(name)) for name in parts.level_columns}
+    boolean = parts.target_kind == "boolean"
+    design = Design(parts, categories, classes=(False, True) if boolean else None)
+    design.complete = not design.to_survey
+    return design if scan is None else design.surveyed(scan)
+
+
+def _given(name: str, values: Sequence[object]) -> list[str]:
+    labels = [label(value) for value in values if isinstance(value, str | int | float)]
+    known = [each for each in labels if each is not None]
+    if not known or len(set(known)) < len(values):
+        raise DataError(
+            f"the levels given for {name!r} must be different texts or numbers, at least one"
+        )
+    return known
+
+
+def _category(name: str, parts: Blueprint, given: Sequence[str] | None) -> Category:
+    baseline = parts.baselines.get(name)
+    stated = baseline is not None
+    if given is not None:
+        category = Category(name, "given", baseline, stated)
+        category.add(given)
+    elif parts.kinds[name] == "boolean":
+        category = Category(name, "sorted", baseline, stated)
+        category.add(["false", "true"])
+    else:
+        category = Category(name, "first seen", baseline, stated)
+        category.add([] if baseline is None else [baseline])
+    category.check_baseline()
+    return category
+
+
+def _product(reading: Reading, block: Block) -> NDArray[Any] | None:
+    """The product of a term's numbers in the rows that can be used; ``None`` if it has none."""
+    values = [reading.value(expression) for expression in block.term.numbers]
+    if len(values) < 2:
+        return values[0] if values else None
+    product = np.ones(len(values[0]))
+    with np.errstate(over="ignore"):
+        for each in values:
+            product *= each
+    if not finite(product) and reading.faults.row is None:
+        name = ":".join(expression.name for expression in block.term.numbers)
+        raise DataError(f"the interaction {name} is too large for a number: rescale its columns")
+    return product

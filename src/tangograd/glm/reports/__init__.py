@@ -1,0 +1,1 @@
+"""Summaries, metrics, pictures and pages of fitted models."""

@@ -1,0 +1,164 @@
+"""Parquet files as streams of batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tangograd.glm.errors import DataError
+from tangograd.glm.tables.tables import Batch, check_names, normal
+
+MOST_ROWS = 1 << 16
+PAGE_BUFFER = 1 << 18  # without it whole columns of a row group are held, however large it is
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ParquetPart:
+    """A Parquet file.
+
+    Attributes:
+        path: of the file.
+        batch_bytes: how much is decoded at once, about.
+    """
+
+    path: Path
+    batch_bytes: int
+
+    @property
+    def name(self) -> str:
+        """Of the file."""
+        return self.path.name
+
+    @property
+    def size(self) -> int:
+        """In bytes."""
+        return self.path.stat().st_size
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Of the columns."""
+        return tuple(self._schema.names)
+
+    @cached_property
+    def _rows_and_schema(self) -> tuple[int, pa.Schema]:
+        with self._open() as file:
+            schema = file.schema_arrow
+            check_names(self.name, schema.names)
+            return file.metadata.num_rows, schema
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return self._rows_and_schema[1]
+
+    def types(self) -> dict[str, pa.DataType] | None:
+        """Of the columns, in the file; None if there are no rows."""
+        rows, schema = self._rows_and_schema
+        return dict(zip(schema.names, schema.types, strict=True)) if rows else None
+
+    def read(self, schema: pa.Schema) -> Iterator[Batch]:
+        """The rows, in order."""
+        return _ahead(self._batches(schema))
+
+    def _batches(self, schema: pa.Schema) -> Iterator[Batch]:
+        row, rows, size = 0, self._rows_and_schema[0], self.size
+        if not rows:
+            return
+        at_once = max(1, min(MOST_ROWS, self.batch_bytes // (8 * len(schema.names))))
+        with self._open() as file:
+            found = file.iter_batches(at_once, columns=schema.names, use_threads=True)
+            while True:
+                try:
+                    batch = next(found, None)
+                except (pa.ArrowException, OSError) as error:
+                    raise self._damaged(error, f" after row {row}") from error
+                if batch is None:
+                    return
+                first, row = row, row + batch.num_rows
+                taken = size * row // rows
+                yield Batch(
+                    self._cast(batch, schema, first), self.name, first, taken, _Place(first)
+                )
+
+    def _cast(self, batch: pa.RecordBatch, schema: pa.Schema, first: int) -> pa.RecordBatch:
+        columns = []
+        for field in schema:
+            column = batch.column(field.name)
+            if pa.types.is_dictionary(column.type):
+                column = column.dictionary_decode()
+            try:
+                # safe would refuse integers above 2**53
+                columns.append(column.cast(field.type, safe=False))
+            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+                raise DataError(
+                    f"{self.name}, rows {first + 1} to {first + batch.num_rows}, column "
+                    f"{field.name!r}: not all are of type {field.type}: {error}"
+                ) from error
+        return pa.record_batch(columns, schema=schema)
+
+    def _open(self) -> pq.ParquetFile:
+        try:
+            return pq.ParquetFile(
+                self.path,
+                pre_buffer=False,
+                buffer_size=PAGE_BUFFER,
+                page_checksum_verification=True,
+            )
+        except (pa.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise
+            raise self._damaged(error, "") from error
+
+    def _damaged(self, error: Exception, place: str) -> DataError:
+        return DataError(
+            f"{self.name}: not a Parquet file, or damaged or cut off{place}: copy or write it "
+            f"again ({str(error).splitlines()[0]})"
+        )
+
+
+def check_types(parts: list[ParquetPart], declared: Mapping[str, pa.DataType]) -> None:
+    """Make sure that the columns are of the same types in all files.
+
+    Args:
+        parts: of which only those that have rows matter.
+        declared: columns whose types are said from outside, to which all are converted.
+
+    Raises:
+        DataError: one is not.
+    """
+    seen: dict[str, tuple[str, pa.DataType]] = {}
+    for part in parts:
+        for name, kind in (part.types() or {}).items():
+            if pa.types.is_null(kind) or name in declared:
+                continue
+            file, before = seen.setdefault(name, (part.name, kind))
+            if normal(before) != normal(kind):
+                raise DataError(
+                    f"column {name!r} is of type {before} in {file} and of type {kind} in "
+                    f"{part.name}; write the files with one type"
+                )
+
+
+@dataclass(frozen=True)
+class _Place:
+    first: int
+
+    def __call__(self, index: int) -> str:
+        return f"row {self.first + index + 1}"
+
+
+def _ahead(items: Iterator[T]) -> Iterator[T]:
+    """The same items, the next made while one is in use."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(next, items, None)
+        while (item := following.result()) is not None:
+            following = pool.submit(next, items, None)
+            yield item
