@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import statistics
 import subprocess
 import sys
 from pathlib import Path
@@ -221,3 +222,51 @@ class TestCommandLine:
     def test_wrong_usage(self):
         assert self.run("demo", "--epochs", 0).exit_code == 2
         assert self.run("nothing").exit_code == 2
+
+
+def glm_results(name):
+    return json.loads((ROOT / f"benchmarks/results/glm_{name}.json").read_text())["rows"]
+
+
+def test_the_accuracy_of_one_pass_in_the_readme_is_the_measured_one():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    rows = [row for row in glm_results("accuracy") if row["buffer"] == 64_000_000]
+    streamed = {row["case"] for row in rows if row["streamed"]}
+    for passes, words in (
+        (1, "one pass has the geometric mean {:.3f} and {:.2f} at worst"),
+        (2, "two passes {:.3f} and {:.2f}"),
+    ):
+        means = []
+        for case in streamed:
+            ratios = [
+                row["ratio"] for row in rows if row["case"] == case and row["passes"] == passes
+            ]
+            assert len(ratios) == 5
+            means.append(statistics.fmean(ratios))
+        assert words.format(statistics.geometric_mean(means), max(means)) in text
+    assert f"Over the {len(streamed)} cases" in text
+
+
+def test_the_speed_of_one_pass_in_the_readme_is_the_measured_one():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    found = {
+        (row["features"], row["method"]): row
+        for row in glm_results("speed")
+        if row["part"] == "rivals"
+    }
+    for method, label in (
+        ("TANGO, covariance=None", "TANGO, coefficients alone"),
+        ('TANGO, covariance="auto"', "TANGO, with standard errors"),
+        ("glum", "glum"),
+        ("statsmodels", "statsmodels GLM"),
+    ):
+        one, other = found["independent", method], found["scaled", method]
+        assert (
+            f"| {label} | {one['seconds']:.2f} | {one['ratio']:.2f} "
+            f"| {other['seconds']:.2f} | {other['ratio']:.2f} |"
+        ) in text
+    one, other = (
+        found[features, "TANGO, covariance=None"]["times_product"]
+        for features in ("independent", "scaled")
+    )
+    assert f"takes {one:.1f} times as long as `X @ β` ({other:.1f} with scaled columns)" in text

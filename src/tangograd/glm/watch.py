@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
 
 from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
@@ -69,16 +70,12 @@ class Watch:
             self._twins = {}
             if X.shape[1] > MANY:
                 return
-            columns = sp.csc_matrix(X) if is_sparse(X) else np.ascontiguousarray(X.T)
-            first: dict[bytes, int] = {}
-            for j in range(X.shape[1]):
-                known = first.setdefault(_bytes(columns, j), j)
-                if known != j and self._varied[j]:
+            for j, known in _equal_columns(X):
+                if self._varied[j]:
                     self._twins[j] = known
             return
         for j, known in list(self._twins.items()):
-            difference = X[:, [j]] - X[:, [known]]
-            if difference.count_nonzero() if is_sparse(difference) else difference.any():
+            if not _equal(X, j, known):
                 del self._twins[j]
 
     def _neighbours(self, y: NDArray[np.float64]) -> None:
@@ -107,8 +104,28 @@ class Watch:
         return float((products / pairs - mean**2) / variance) if variance > 0 else 0.0
 
 
-def _bytes(columns: Matrix, j: int) -> bytes:
-    if is_sparse(columns):
-        here = slice(columns.indptr[j], columns.indptr[j + 1])
-        return bytes(columns.indices[here].tobytes() + columns.data[here].tobytes())
-    return bytes(columns[j].tobytes())
+def _equal_columns(X: Matrix) -> list[tuple[int, int]]:
+    """Pairs of a column and the first that it equals.
+
+    Equal columns have equal sums with any weights, up to rounding; only such pairs are compared.
+    """
+    sums = np.asarray(X.T @ np.cos(np.arange(X.shape[0], dtype=np.float64)), dtype=np.float64)
+    order = np.argsort(sums, kind="stable")
+    rounding = 1e-6 if X.dtype == np.float32 else 1e-11
+    close = rounding * np.abs(sums).max(initial=0.0)
+    pairs, group = [], list(order[:1])
+    for before, j in itertools.pairwise(order):
+        if sums[j] - sums[before] > max(1e-9 * abs(sums[j]), close):
+            group = []
+        known = next((other for other in group if _equal(X, other, j)), None)
+        if known is None:
+            group.append(j)
+        else:
+            pairs.append((int(max(j, known)), int(min(j, known))))
+    return sorted(pairs)
+
+
+def _equal(X: Matrix, i: int, j: int) -> bool:
+    """Two columns are the same in every row."""
+    difference = X[:, [i]] - X[:, [j]]
+    return not (difference.count_nonzero() if is_sparse(difference) else difference.any())
