@@ -267,7 +267,8 @@ class OnePass:
         scalars[kernel.WEIGHT] = objective.weight
         scalars[kernel.LOSS] = found.loss
         scalars[kernel.PEARSON] = found.pearson
-        q, scalars[kernel.MISTAKES] = self._leverages(objective)
+        scalars[kernel.MISTAKES] = sums.mistakes
+        q = self._leverages(objective)
         scalars[kernel.Q], scalars[kernel.Q2] = q.sum(), q @ q
         scalars[kernel.SCALE] = 1.0
         scalars[kernel.INTERCEPT] = float(self.intercept)
@@ -277,17 +278,16 @@ class OnePass:
             self.sums = objective.sums(found.theta, self.kind == "full", meat=True)[2]
             self.sums.gradient[:] = 0.0
 
-    def _leverages(self, objective: Objective) -> tuple[Array, int]:
-        """What q was of the rows that started the stream, and how many were mistaken."""
+    def _leverages(self, objective: Objective) -> Array:
+        """What q was of the rows that started the stream."""
         n = sum(len(block) for block in objective.blocks)
         C = np.where(self.S > 0, n / np.where(self.S > 0, self.S, 1.0), 0.0)
-        result, mistakes = [], 0
+        result = []
         for block in objective.blocks:
-            loss, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
-            mistakes += int(np.sum(loss > kernel.LOG_TWO))
+            _, _, f = respond(self.family, objective.predictors(block, self.theta), block.y)
             q = np.column_stack([squares(block.X, objective.m, c, self.intercept) for c in C])
             result.append(block.w * np.einsum("nii,ni->n", f, q))
-        return np.concatenate(result), mistakes
+        return np.concatenate(result)
 
     def _stream(self, block: Rows) -> None:
         """TANGO on one block."""

@@ -15,7 +15,7 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Rows, extremes
 from tangograd.glm.sums import Sums, respond, weighted_powers
-from tangograd.stream.glm import MULTINOMIAL
+from tangograd.stream.glm import LOG_TWO, MULTINOMIAL
 
 Array = NDArray[np.float64]
 
@@ -123,7 +123,7 @@ class Objective:
         for block in self.blocks:
             loss, s, f = respond(self.family, self.predictors(block, theta), block.y)
             total += float(block.w @ loss)
-            sums.mistakes += int(np.count_nonzero(loss >= np.log(2)))
+            sums.mistakes += int(np.count_nonzero(loss >= LOG_TWO))
             if self.family.code != MULTINOMIAL:
                 ok = f[:, 0, 0] > 0
                 pearson += float(block.w[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
