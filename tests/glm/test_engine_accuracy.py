@@ -208,7 +208,7 @@ def test_polishing_needs_the_rows_again(short):
 def test_polishing_too_many_coefficients_is_refused(short, monkeypatch):
     X, y = data("logit", 3000, 3)
     model = fit("logit", X, y)
-    monkeypatch.setattr(engine, "DENSE", 2)
+    monkeypatch.setattr("tangograd.glm.polishing.DENSE", 2)
     with pytest.raises(DataError, match="at most 2 coefficients; there are 4: use more passes"):
         model.polish(lambda: [rows(X, y)])
 
@@ -230,7 +230,7 @@ def test_many_columns_stream(monkeypatch):
     truth = rng.normal(size=d) * (np.arange(d) % 3 == 0)
     y = rng.poisson(np.exp(X @ truth - 1.0)).astype(np.float64)
     best = fit("poisson", X, y)
-    for name, value in (("BUFFER_BYTES", 1), ("DENSE", 100), ("FULL_COVARIANCE", 100)):
+    for name, value in (("BUFFER_BYTES", 1), ("FULL_COVARIANCE", 100)):
         monkeypatch.setattr(engine, name, value)
     monkeypatch.setattr("tangograd.glm.newton.DENSE", 100)
     model = fit("poisson", X, y)

@@ -14,7 +14,8 @@ from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.newton import DENSE, Objective, Solution, converge, means, solve
+from tangograd.glm.newton import Objective, Solution, converge, means
+from tangograd.glm.polishing import polish
 from tangograd.glm.precision import Precision
 from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
 from tangograd.glm.sums import Sums, respond, squares
@@ -50,8 +51,6 @@ NO_CURVATURE = 1e-5
 LITTLE_CURVATURE = 1e-3
 #: mean(1/λ) from which columns are whitened; correlations 0.9^|i-j| have 9.5
 SLOW = 3.0
-POLISH_PASSES = 3
-POLISHED = 0.01
 
 
 class OnePass:
@@ -181,11 +180,11 @@ class OnePass:
         # where y is never at the border of its domain, no data send a coefficient to infinity
         bordered = self.family.name not in ("gaussian", "gamma")
         prior = PRIOR * unit * self._tally_of(first).null_dispersion() if bordered else 0.0
-        objective = self._objective(first, prior=prior)
+        objective = self.objective(first, prior=prior)
         theta = self._null(first, objective.m)
         few = [first[0].take(slice(max(FIRST_ROWS, FIRST_ROWS_EACH * self.columns)))]
         if len(few[0]) < len(first[0]):  # most steps need no more
-            few_objective = self._objective(few, objective.m, prior)
+            few_objective = self.objective(few, objective.m, prior)
             theta = converge(few_objective, theta, 1e-2 * unit, 20, meat=False).theta
         found = converge(objective, theta, 1e-2 * unit, 20, meat=False)
         objective, found = self._whitened(objective, found)
@@ -206,7 +205,7 @@ class OnePass:
         at = whitening(objective.m, found.sums.fisher, self.outputs)
         if not self.intercept:
             at = Coordinates(objective.m, at.W)
-        inside = self._objective([at.rows(block) for block in objective.blocks], at.rest)
+        inside = self.objective([at.rows(block) for block in objective.blocks], at.rest)
         theta = at.inward(found.at.outward(found.theta))
         _, _, sums = inside.sums(theta, full=True)
         return inside, found._replace(theta=theta, sums=sums, at=at)
@@ -243,7 +242,7 @@ class OnePass:
         A column's rows are counted as ``(Σ x²)² / Σ x⁴`` (for centred x): those of a rare level.
         """
         tally = self._tally_of(rows)
-        objective = self._objective(rows)
+        objective = self.objective(rows)
         squares, fourth = objective.moments(2)[:-1], objective.moments(4)[:-1]
         there = fourth > 0
         count = float(np.min(squares[there] ** 2 / fourth[there], initial=np.inf))
@@ -325,7 +324,7 @@ class OnePass:
         if sum(len(block) for block in self.buffer) < self._enough():
             self.buffer = [copy.deepcopy(block.solid()) for block in self.buffer]
             return
-        objective = self._objective(self.buffer)
+        objective = self.objective(self.buffer)
         self.at, self.theta = found.at, found.theta.copy()
         self.tally = self.settled_tally(found)
         self._prepare(objective, found)
@@ -357,7 +356,8 @@ class OnePass:
 
     # --- results
 
-    def _objective(self, rows: list[Rows], m: Array | None = None, prior: float = 0.0) -> Objective:
+    def objective(self, rows: list[Rows], m: Array | None = None, prior: float = 0.0) -> Objective:
+        """The penalised loss of rows, with columns centred at m, by default at their means."""
         if m is None:
             m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
         return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha, prior)
@@ -413,7 +413,7 @@ class OnePass:
         if not self.streaming:
             if not self.buffer:
                 raise DataError("there are no rows to learn from")
-            objective = self._objective(self.buffer)
+            objective = self.objective(self.buffer)
             found = converge(objective, self._null(self.buffer, objective.m))
             if self.kind == "full" and not found.sums.full:
                 found = found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
@@ -429,44 +429,10 @@ class OnePass:
         return found.at.outward(found.theta)
 
     def polish(self, again: Callable[[], Iterable[Rows]]) -> None:
-        """Newton steps on whole passes, until one is worth less than 0.01 standard errors."""
+        """Newton steps on whole passes over what ``again`` reads; rows in memory need none."""
         self.settle()
-        if not self.streaming:
-            return
-        if self.theta.size > DENSE:
-            raise DataError(
-                f"polishing forms the Fisher matrix, for at most {DENSE} coefficients; there are "
-                f"{self.theta.size}: use more passes instead"
-            )
-        centred = Coordinates(self.at.m)
-        theta = centred.inward(self.at.outward(self.theta))
-        for _ in range(POLISH_PASSES):
-            self.passes += 1
-            sums = Sums(self.outputs, self.columns + 1, full=True)
-            tally = Tally(self.family, self.outputs + 1)
-            loss, pearson, weight = 0.0, 0.0, 0.0
-            objective = None
-            for rows in _even(again(), self.block_rows):
-                objective = self._objective([rows], self.at.m)
-                here, s2, part = objective.sums(theta, full=True, meat=True)
-                loss, pearson, weight = loss + here, pearson + s2, weight + objective.weight
-                sums.include(part)
-                tally.add([rows], here, s2)
-            if objective is None:
-                raise DataError("the second reading of the data had no rows")
-            objective.weight, objective.ridge = weight, np.zeros(self.columns + 1)
-            g = sums.gradient + objective.pull(theta).ravel()
-            H = objective.curvature(sums.fisher)
-            move = solve(H, g)
-            dispersion = pearson / weight if self.family.free_dispersion else 1.0
-            implied = math.sqrt(max(float(g @ move), 0.0) / max(dispersion, 1e-300))
-            self.last_step = implied
-            theta = theta - move.reshape(theta.shape)
-            self.tally = tally
-            self.polished = Solution(theta, loss, pearson, sums, implied < POLISHED, centred)
-            if implied < POLISHED:
-                break
-        self.theta, self.v[:] = self.at.inward(centred.outward(theta)), 0.0
+        if self.streaming:
+            polish(self, again)
 
     def fitted(
         self, names: tuple[str, ...] | None = None, labels: tuple[object, ...] | None = None
@@ -518,20 +484,3 @@ def _condition(H: Array) -> float:
     values = np.linalg.eigvalsh(R)
     values = values[values > NO_CURVATURE]
     return float(np.mean(1 / np.maximum(values, LITTLE_CURVATURE))) if len(values) else 1.0
-
-
-def _even(parts: Iterable[Rows], size: int) -> Iterable[Rows]:
-    """The same rows in blocks of one size."""
-    held: list[Rows] = []
-    waiting = 0
-    for part in parts:
-        if len(part) and not part.w.all():
-            part = part.take(np.flatnonzero(part.w))
-        for block in blocks(part, size, size - waiting):
-            held.append(block)
-            waiting += len(block)
-            if waiting == size:
-                yield together(held)
-                held, waiting = [], 0
-    if held:
-        yield together(held)
