@@ -98,7 +98,7 @@ class Family:
         if self.code == compiled.GAUSSIAN:
             return np.zeros_like(y)
         if self.code in _BINARY:
-            if not ((y > 0) & (y < 1)).any():
+            if not (y * (1 - y)).any():
                 return np.zeros_like(y)
             return np.asarray(-xlogy(y, y) - xlogy(1 - y, 1 - y))
         if self.code == compiled.POISSON:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -13,7 +14,7 @@ from sklearn.utils.validation import (
     check_is_fitted,
     validate_data,
 )
-from threadpoolctl import threadpool_limits
+from threadpoolctl import ThreadpoolController
 
 from tangograd.glm import engine
 from tangograd.glm.checks import check_among, check_finite_target, checked_weights, numbers_for
@@ -175,7 +176,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             threads = 1 if rows.X.shape[1] < WIDE else None
             with (
                 np.errstate(invalid="ignore", over="ignore"),
-                threadpool_limits(threads, user_api="blas"),
+                _threads().limit(limits=threads, user_api="blas"),
             ):
                 self._learn(model, rows)
         except (DataError, np.linalg.LinAlgError) as error:
@@ -294,3 +295,9 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
+
+
+@functools.cache
+def _threads() -> ThreadpoolController:
+    """Looking for the libraries takes longer than a small fit."""
+    return ThreadpoolController()
