@@ -5,6 +5,7 @@ import pytest
 import scipy.sparse as sp
 from scipy.special import softmax
 
+from tangograd.glm import sums as sums_module
 from tangograd.glm.families import family
 from tangograd.glm.rows import Rows, blocks, together
 from tangograd.glm.sums import Sums, respond, squares, weighted, weighted_powers
@@ -180,3 +181,31 @@ def test_rows_in_an_order(problem):
     assert np.array_equal(solid.y, block.y[order[3:11]])
     assert together([some, solid]).X.shape == (38, D)
     assert some.bytes == 30 * D * 8
+
+
+@pytest.mark.parametrize("intercept", [True, False])
+@pytest.mark.parametrize("dtype", [np.float64, np.float32])
+@pytest.mark.parametrize("far", [0.0, 1e5])
+def test_rows_with_few_entries_are_summed_from_them_alone(far, dtype, intercept, monkeypatch):
+    rng = np.random.default_rng(3)
+    X, y = simulate_classes(200, 30, seed=2)
+    X[rng.random(X.shape) < 0.95] = 0.0
+    X[:, 3] = 0.0  # not in these rows, but in others: m is not 0
+    X[:, 4] += far  # nearly all mean
+    X = X.astype(dtype)
+    m = X.mean(axis=0, dtype=np.float64) + 1e-3
+    w = rng.uniform(0.5, 2, 200)
+    block, dense = (rows(form, y, w) for form in (sp.csr_matrix(X), X))
+    _, s, f = respond(CLASSES, 0.3 * rng.normal(size=(200, 2)), y)
+    chosen = []
+    product = sums_module._sparse_product
+    monkeypatch.setattr(
+        sums_module, "_sparse_product", lambda *args: chosen.append(1) or product(*args)
+    )
+    found, wanted = Sums(2, 31, full=True), Sums(2, 31, full=True)
+    found.add(block, m, s, f, intercept)
+    assert bool(chosen) == (not far)  # where centring cancels, the rows are made dense
+    wanted.add(dense, m, s, f, intercept)
+    for name in ("gradient", "fisher", "meat"):
+        size = np.abs(getattr(wanted, name)).max()
+        assert np.abs(getattr(found, name) - getattr(wanted, name)).max() <= 1e-13 * size
