@@ -5,11 +5,12 @@ import torch
 from torch import nn
 
 from tangograd import TANGO, Categorical
+from tangograd.engines.block import Engines, tangent_block
 from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp, kronecker
 from tangograd.preconditioners.learned import FLOOR, LARGE
 from tangograd.reference import fisher_matrix
 from tangograd.statistics import Factors, Statistics, collect, combine
-from tangograd.tangents import dual_parameters
+from tangograd.tangents import Session
 from tangograd.vectors import dot, flatten
 
 from .cases import LIKELIHOODS, problem
@@ -18,7 +19,8 @@ from .cases import LIKELIHOODS, problem
 def statistics(model, likelihood, x, y, needs, draws=1):
     params = list(model.parameters())
     zeros = [torch.zeros_like(p) for p in params]
-    with dual_parameters(params, zeros, 1.0, record_layers="layers" in needs) as session:
+    session = Session(params, zeros, 1.0, layers=[] if "layers" in needs else None)
+    with tangent_block(Engines("dual"), None, None, session):
         loss = likelihood(model(x), y)
     pulled = collect(session, frozenset(needs), draws, check=False)
     loss.backward()

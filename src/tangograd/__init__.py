@@ -28,6 +28,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from tangograd.clipping import clip_move_
     from tangograd.likelihoods import (
         Bernoulli,
         Categorical,
@@ -55,10 +56,14 @@ __all__ = [
     "NegativeBinomial",
     "Poisson",
     "__version__",
+    "clip_move_",
 ]
 
 _MODULES = ("gamma", "likelihoods", "optimizer", "preconditioners", "reference", "schedules")
-_HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {"TANGO": "tangograd.optimizer"}
+_HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {
+    "TANGO": "tangograd.optimizer",
+    "clip_move_": "tangograd.clipping",
+}
 
 
 def __getattr__(name: str) -> object:

@@ -8,7 +8,9 @@ from typing import Any
 
 from torch import Tensor
 
+from tangograd.groups import Group
 from tangograd.measurement import Measurement
+from tangograd.vectors import dot
 
 
 def check_state(groups: list[dict[str, Any]], state_dict: dict[str, Any]) -> None:
@@ -64,6 +66,34 @@ def check_factors(blocks: list[Measurement]) -> None:
         raise ValueError(
             f"a likelihood entered the loss with the factor {min(factors)}: a log-loss is "
             "minimised, so factors must be positive"
+        )
+
+
+#: A factor of the loss from here on may be the scale of a GradScaler.
+SCALE = 1024.0
+
+
+def check_scale(blocks: list[Measurement], groups: list[Group]) -> None:
+    """A GradScaler that the optimizer was not told of is found out in the second step.
+
+    ``⟨bracket, ṽ⟩`` is known twice: from the outputs with the factors of backward, and from the
+    gradients. When these are smaller by just that factor, it has been taken out of them.
+    """
+    factor = max(block.factor for block in blocks)
+    if factor < SCALE:
+        return
+    expected = sum(block.slope - block.curvature for block in blocks)
+    found = sum(
+        group.keep * dot([p.grad], [v])
+        for group in groups
+        for p, v in zip(group.params, group.v, strict=True)
+        if p.requires_grad and p.grad is not None
+    )
+    if expected and abs(factor * found / expected - 1) < 0.01:
+        raise RuntimeError(
+            f"the loss was multiplied by {factor:g} for backward, and the gradients were divided "
+            "by it again, as a GradScaler does; γ and the preconditioner must know of it: set "
+            "optimizer.scaler = scaler after constructing both."
         )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from tangograd.distributed import ALONE, Peers
 from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
 from tangograd.vectors import dot
@@ -22,28 +23,36 @@ def along_velocity(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tu
     return along, size
 
 
-def look(blocks: Sequence[Measurement], groups: Sequence[Group]) -> tuple[float, dict[int, float]]:
+def look(
+    blocks: Sequence[Measurement], groups: Sequence[Group], peers: Peers = ALONE
+) -> tuple[float, dict[int, float]]:
     """The quotient ``vᵀF̂v / vᵀC⁻¹v``; and where the guard of a rule steps in, how far to go.
 
     That is the slope over the curvature along v, the multiple of v that is best on the quadratic
-    model; negative past the optimum. The keys are the identities of the rules.
+    model; negative past the optimum. The keys are the identities of the rules. Without a rule that
+    has a guard, the quotient is that of this process's batch.
     """
     along, size = along_velocity(blocks, groups)
-    quotient = along / size if size > 0 else math.nan
     rules = autos([group.rule for group in groups])
     if not rules:
-        return quotient, {}
+        return along / size if size > 0 else math.nan, {}
     # ⟨g, ṽ⟩, g being the bracket plus F̂ṽ
-    slope = along + sum(group.keep * dot(group.bracket, group.v) for group in groups)
+    slope = sum(group.keep * dot(group.bracket, group.v) for group in groups)
+    loss = sum(block.loss for block in blocks)
+    along, size, slope, loss = peers.mean([along, size, slope, loss])
+    quotient, slope = along / size if size > 0 else math.nan, along + slope
     moved = max((group.moved / group.keep for group in groups if group.keep > 0), default=0.0)
-    scale = max(abs(sum(block.loss for block in blocks)), 1.0)
+    scale = max(abs(loss), 1.0)
     change = max(moved * abs(slope), moved**2 * along) / scale  # along the last step, δt v
     unstable = [rule for rule in rules if rule.unstable(quotient, slope, change)]
     return quotient, {id(rule): slope / along if along > 0 else -math.inf for rule in unstable}
 
 
 def limited_gammas(
-    blocks: Sequence[Measurement], groups: Sequence[Group], C_brackets: Sequence[list[Tensor]]
+    blocks: Sequence[Measurement],
+    groups: Sequence[Group],
+    C_brackets: Sequence[list[Tensor]],
+    peers: Peers = ALONE,
 ) -> dict[int, float]:
     """γ of each rule, by its identity; for "auto", no batch may promise too much.
 
@@ -51,10 +60,12 @@ def limited_gammas(
     (or 2, if more) is not to be had: such an r is an outlier, and would throw v off.
     """
     gammas = {id(group.rule): group.rule.value for group in groups}
-    scale = max(abs(sum(block.loss for block in blocks)), 1.0)
+    loss = sum(block.loss for block in blocks)
     for rule in autos([group.rule for group in groups]):
         pairs = zip(groups, C_brackets, strict=True)
         promise = sum(dot(group.bracket, Cr) for group, Cr in pairs if group.rule is rule)
+        scale, promise = peers.mean([loss, promise])
+        scale = max(abs(scale), 1.0)
         if rule.value * promise > rule.PROMISE * scale:
             gammas[id(rule)] = rule.PROMISE * scale / promise
     return gammas

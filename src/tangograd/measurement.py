@@ -15,17 +15,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from tangograd.distributed import ALONE, Peers, here
 from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
 from tangograd.statistics import Pulled
-from tangograd.tangents import Session, Share, Term, check_adjoint, pull_back
+from tangograd.tangents import Session, Share, Term, check_term, pull_back
 from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
@@ -48,6 +49,7 @@ class Measurement:
         shares: the factors.
         losses: of the terms.
         curvatures: ``ṽᵀ F̂_t ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
+        slopes: ``⟨g_t, ṽ⟩``.
         grams: ``(groups, T, n, T, n)``, the products ``g̃ᵀ C g̃'``.
         weights: ``(n,)``, relative weights of the samples drawn.
         sample: ``(n,)``, which of the samples drawn each pseudo-gradient belongs to.
@@ -62,6 +64,7 @@ class Measurement:
     shares: list[Share]
     losses: list[float]
     curvatures: list[float]
+    slopes: list[float]
     grams: Tensor
     weights: Tensor
     sample: Tensor
@@ -86,6 +89,11 @@ class Measurement:
     def curvature(self) -> float:
         """``ṽᵀ F̂ ṽ`` of the block, as it went into the gradient."""
         return sum(s.factor * c for s, c in zip(self.shares, self.curvatures, strict=True))
+
+    @property
+    def slope(self) -> float:
+        """``⟨g, ṽ⟩`` of the block, as it went into the gradient."""
+        return sum(s.factor * c for s, c in zip(self.shares, self.slopes, strict=True))
 
     @property
     def loss(self) -> float:
@@ -122,9 +130,10 @@ def measure(
     for term in terms:
         for i, copy in plan:
             cotangent, weight = term.draw(positions[i], copy)
-            gradient = pull_back([term.outputs], session.parameters, [cotangent])
+            with here().undisturbed():
+                gradient = pull_back([term.outputs], session.parameters, [cotangent])
             if samples == 2:
-                check_adjoint(session, term, cotangent, gradient)
+                check_term(session, term, cotangent, gradient)
             gradients.append(gradient)
             weights.append(weight)
     shape = (len(groups), len(terms), len(plan), len(terms), len(plan))
@@ -132,6 +141,7 @@ def measure(
         shares=[term.share for term in terms],
         losses=[float(term.loss) for term in terms],
         curvatures=[float((term.tangents * term.product).sum()) for term in terms],
+        slopes=[float((term.tangents * term.gradient).sum()) for term in terms],
         grams=_grams(gradients, session.parameters, groups).reshape(shape) if plan else _NOTHING,
         weights=torch.tensor(weights[: len(plan)], dtype=torch.float64) if plan else _NOTHING,
         sample=torch.tensor([i for i, _ in plan]) if plan else _NOTHING,
@@ -144,13 +154,29 @@ def measure(
     )
 
 
-def learn(blocks: Sequence[Measurement], rules: Sequence[GammaRule], bound: NecessaryBound) -> None:
+def unscale(blocks: Sequence[Measurement], scale: float) -> None:
+    """Take the scale of a GradScaler out of the factors, as it has been taken out of gradients."""
+    for share in {id(share): share for block in blocks for share in block.shares}.values():
+        share.factor /= scale
+
+
+def learn(
+    blocks: Sequence[Measurement],
+    rules: Sequence[GammaRule],
+    bound: NecessaryBound,
+    peers: Peers = ALONE,
+) -> None:
     """Show the γ rules, one a group, and the necessary bound what a step's blocks have measured.
 
     The pseudo-gradients shown are those of the step's whole loss ``Σ f ℓ``: with all factors 1 for
-    one batch, and with shares of 1 for micro-batches, they are just g̃.
+    one batch, and with shares of 1 for micro-batches, they are just g̃. Several processes show each
+    other theirs where a rule wants them; with γ a number, each has the bound to itself.
     """
     blocks = [block for block in blocks if len(block.weights) and block.factor > 0]
+    others = peers.size
+    if any(rule.needs_pseudo_gradients for rule in rules):
+        everyone = peers.gather([_as_part_of(block, peers) for block in blocks])
+        blocks, others = [block for theirs in everyone for block in theirs], 1
     total = sum(block.factor for block in blocks)
     for block in blocks:
         share = block.factor / total
@@ -161,8 +187,14 @@ def learn(blocks: Sequence[Measurement], rules: Sequence[GammaRule], bound: Nece
             rule.update(squared[shared].sum(0), weights)
         if block.for_bound:
             values = torch.tensor([rule.value for rule in rules], dtype=torch.float64)
-            samples = total**2 / sum(b.factor**2 / b.samples for b in blocks)
+            samples = others * total**2 / sum(b.factor**2 / b.samples for b in blocks)
             bound.update((values[:, None, None] * gram).sum(0), weights, block.sample, samples)
+
+
+def _as_part_of(block: Measurement, peers: Peers) -> Measurement:
+    """The block with its share in the mean over processes, without what only one of them can use."""
+    shares = [Share(share.factor / peers.size) for share in block.shares]
+    return replace(block, shares=shares, observations=[], pulled=[], replay=None)
 
 
 def _independent_terms(term: Term) -> float:

@@ -13,26 +13,29 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from tangograd import distributed, guard, preconditioners, refresh
 from tangograd import gamma as gammas
-from tangograd import guard, preconditioners, refresh
 from tangograd.checks import (
     check_factors,
     check_gradients,
     check_options,
     check_parameters,
+    check_scale,
     check_state,
     rate,
 )
+from tangograd.conditions import Conditions
+from tangograd.engines.block import Engines, NoFormulaError, tangent_block
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
-from tangograd.measurement import Measurement, learn, measure
+from tangograd.measurement import Measurement, learn, measure, unscale
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
 from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.statistics import collect
-from tangograd.tangents import CannotReplayError, Session, dual_parameters
+from tangograd.tangents import CannotReplayError, Session
 
 T = TypeVar("T")
 
@@ -100,6 +103,10 @@ class TANGO(Optimizer):
         weight_decay: λ of a Gaussian prior: adds ``λ θ`` to g and ``λ`` to F.
         accelerated: ``θ_k = θ_{k-1} - v_k``; on a quadratic this is Nesterov's method with momentum
             ``1-δt_{k-1}`` and step γ.
+        engine: how outputs get their tangents ``J v``: ``"auto"`` tries ``"dual"``, ``"two-pass"``,
+            ``"double-backward"`` and ``"finite-difference"`` on the first batch and keeps the first
+            that is right (logged at INFO level by the logger ``tangograd``); or one by name, or
+            ``"compiled"``. See :mod:`tangograd.engines`.
 
     torch's flags ``maximize``, ``foreach``, ``fused``, ``capturable`` and ``differentiable`` are
     absent: the log-loss is minimised by definition, there is one code path for the update, and the
@@ -121,7 +128,11 @@ class TANGO(Optimizer):
         0.2
     """
 
+    #: Set it to the GradScaler that scales the loss, if there is one: γ and C must know its scale.
+    scaler: torch.amp.GradScaler | None
+    _engines: Engines
     _pending: list[Measurement]  # the `tangents` blocks since the last step
+    _peers: distributed.Peers  # the processes that train the model of the last block
     _names: dict[int, str]  # names of the model's parameters, for messages
     _quotient: float
     _bound: NecessaryBound
@@ -137,6 +148,7 @@ class TANGO(Optimizer):
         preconditioner: str | Preconditioner | None = "auto",
         weight_decay: float = 0.0,
         accelerated: bool = False,
+        engine: str = "auto",
     ) -> None:
         options = {
             "lr": lr,
@@ -145,6 +157,7 @@ class TANGO(Optimizer):
             "weight_decay": weight_decay,
             "accelerated": accelerated,
         }
+        self._engines = Engines(engine)
         self._forget()
         super().__init__(params, options)
 
@@ -203,7 +216,8 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        with self._block(model, None):
+        self._peers = distributed.peers(model)
+        with distributed.among(self._peers), self._block(model, None):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -221,8 +235,15 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        with self._block(model, closure):
-            return closure()
+        self._peers = distributed.peers(model)
+        before = Conditions(model)
+        try:
+            with distributed.among(self._peers), self._block(model, closure):
+                return closure()
+        except NoFormulaError:  # the engines that remain are tried
+            before.restore()
+            with distributed.among(self._peers), self._block(model, closure):
+                return closure()
 
     @contextmanager
     def _block(
@@ -234,9 +255,10 @@ class TANGO(Optimizer):
         rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
         due = refresh.is_due(step, rules, Cs)
         needs = refresh.needs(step, rules, Cs) if due else frozenset()
-        replay = Replay(model, closure) if due and autos(rules) else None
+        replay = Replay(self._engines, model, closure) if due and autos(rules) else None
         recording = replay.recording() if replay else nullcontext()
-        with recording, self._session(record_layers="layers" in needs) as session:
+        layers = "layers" in needs
+        with recording, self._session(model, closure, record_layers=layers) as session:
             yield
         if not session.terms:
             raise RuntimeError(
@@ -285,8 +307,14 @@ class TANGO(Optimizer):
             velocities.append(state["velocity"])
         return velocities
 
-    def _session(self, *, record_layers: bool = False) -> AbstractContextManager[Session]:
-        """Dual parameters with tangents ``(1-δt_{k-1}) v``.
+    def _session(
+        self,
+        model: object = None,
+        closure: Callable[[], object] | None = None,
+        *,
+        record_layers: bool = False,
+    ) -> AbstractContextManager[Session]:
+        """A pass with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
         """
@@ -298,7 +326,9 @@ class TANGO(Optimizer):
                 if p.requires_grad:
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
-        return dual_parameters(parameters, tangents, scale, record_layers=record_layers)
+        session = Session(parameters, tangents, scale, layers=[] if record_layers else None)
+        module = model if isinstance(model, nn.Module) else None
+        return tangent_block(self._engines, module, closure, session)
 
     def _looks(self, step: int) -> int:
         """Of how many samples to look at pseudo-gradients in this step.
@@ -347,13 +377,17 @@ class TANGO(Optimizer):
             self._gamma(group)
         self._pending = []
         check_gradients(list(self._named_gradients()))
-        self._update_gamma(blocks)
         groups = [self._as_group(group) for group in self.param_groups]
+        if self.scaler is None:
+            check_scale(blocks, groups)
+        else:
+            unscale(blocks, self.scaler.get_scale())
+        self._update_gamma(blocks)
         # What a batch teaches acts from the next step on, except where little is known yet.
         at_once = any(rule.due for rule in autos(self._rules())) or any(
             group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
         )
-        self._quotient, stopped = guard.look(blocks, groups)
+        self._quotient, stopped = guard.look(blocks, groups, self._peers)
         planned, C_brackets = self._plan(blocks, groups, stopped, at_once=at_once)
         for group, now, C_bracket in zip(self.param_groups, groups, C_brackets, strict=True):
             if id(now.rule) in stopped:
@@ -375,6 +409,9 @@ class TANGO(Optimizer):
         for callback, observation in (pair for block in blocks for pair in block.observations):
             observed.setdefault(callback, []).append(observation)
         for callback, observations in observed.items():
+            if any(observation is not None for observation in observations):
+                everyone = self._peers.gather(observations)
+                observations = [observation for theirs in everyone for observation in theirs]
             callback(observations)
         return loss
 
@@ -391,7 +428,7 @@ class TANGO(Optimizer):
 
         def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
             C_brackets = [group.C.apply(group.bracket) for group in groups]
-            return guard.limited_gammas(blocks, groups, C_brackets), C_brackets
+            return guard.limited_gammas(blocks, groups, C_brackets, self._peers), C_brackets
 
         planned = None if refreshing and at_once else plan()
         if refreshing:
@@ -402,6 +439,7 @@ class TANGO(Optimizer):
                 step=self.param_groups[0]["steps"],
                 dt=max(rate(group) for group in self.param_groups),
                 stopped=stopped,
+                peers=self._peers,
             )
             if failure is not None:
                 self._say_blind(failure)
@@ -452,7 +490,8 @@ class TANGO(Optimizer):
 
     def _update_gamma(self, blocks: list[Measurement]) -> None:
         """Let the rules learn, and warn past the necessary bound, and again when it doubles."""
-        learn(blocks, [group["gamma"] for group in self.param_groups], self._bound)
+        rules = [group["gamma"] for group in self.param_groups]
+        learn(blocks, rules, self._bound, self._peers)
         if self._bound.excess > max(1.0, 2 * self._warned):
             self._warned = self._bound.excess
             warnings.warn(
@@ -524,7 +563,9 @@ class TANGO(Optimizer):
             )
             for group in self.param_groups
         ]
-        return relative_residual(equations, self._session, model, likelihood, batches)
+        return relative_residual(
+            equations, lambda: self._session(model), model, likelihood, batches
+        )
 
     # ------------------------------------------------------------------ saving, loading, copying
 
@@ -549,13 +590,18 @@ class TANGO(Optimizer):
             C.load_state_dict(group["preconditioner"])
             group |= {"gamma": gamma, "preconditioner": C}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return super().__getstate__() | {"_engines": self._engines}
+
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         self._forget()
 
     def _forget(self) -> None:
         """What is not part of the state: the open step, names, and what was last reported."""
+        self.scaler = None
         self._pending = []
+        self._peers = distributed.ALONE
         self._names = {}
         self._quotient = math.nan
         self._bound = NecessaryBound()

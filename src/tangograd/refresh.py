@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from tangograd.distributed import ALONE, Peers
 from tangograd.gamma import Auto, GammaRule
 from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
@@ -30,6 +31,20 @@ LITTLE_KNOWN = 10
 #: Power iterations in the first step. Later ones come by turns with line searches; past the first
 #: steps C learns with them.
 FIRST_POWER = 5
+
+
+class _Batch(NamedTuple):
+    """What a step was taken with.
+
+    Attributes:
+        blocks: of this process.
+        groups: all groups.
+        peers: the processes that run their blocks again together.
+    """
+
+    blocks: Sequence[Measurement]
+    groups: Sequence[Group]
+    peers: Peers
 
 
 def is_due(step: int, rules: Sequence[GammaRule], Cs: Iterable[Preconditioner]) -> bool:
@@ -72,6 +87,7 @@ def refresh(
     step: int,
     dt: float,
     stopped: Container[int],
+    peers: Peers = ALONE,
 ) -> CannotReplayError | None:
     """On a refresh step, let C learn and measure "auto" γ.
 
@@ -82,6 +98,7 @@ def refresh(
         step: the number of this step.
         dt: δt.
         stopped: identities of rules whose guard stepped in: the next step measures.
+        peers: the processes that refresh together.
 
     Returns:
         Why a batch could not be run again, if it could not.
@@ -89,8 +106,9 @@ def refresh(
     pulled = [piece for block in blocks for piece in block.pulled]
     for group in groups:
         if pulled and group.C.needs:
-            group.C.update(combine(pulled, group.params))
+            group.C.update(combine(pulled, group.params, peers))
     parameters, failure = trainable(groups), None
+    batch = _Batch(blocks, groups, peers)
     for rule in autos([group.rule for group in groups]):
         if id(rule) in stopped:
             continue
@@ -104,10 +122,10 @@ def refresh(
             else None
         )
         try:
-            leading = _measure_gamma(rule, blocks, groups, leading, step, dt)
+            leading = _measure_gamma(rule, batch, leading, step, dt)
         except CannotReplayError as error:
             if pulled:
-                rule.unmeasured(safe_curvature(rule, blocks, groups))
+                rule.unmeasured(safe_curvature(rule, batch))
             failure = error
             continue
         for p, x in zip(parameters, leading or [], strict=False):
@@ -118,8 +136,7 @@ def refresh(
 
 def _measure_gamma(
     rule: Auto,
-    blocks: Sequence[Measurement],
-    groups: Sequence[Group],
+    batch: _Batch,
     leading: list[Tensor] | None,
     step: int,
     dt: float,
@@ -130,8 +147,7 @@ def _measure_gamma(
 
     Args:
         rule: learns from it.
-        blocks: of this step.
-        groups: all groups; those with this rule are searched along.
+        batch: of this step; groups with this rule are searched along.
         leading: the power iteration's vector, over all trainable parameters.
         step: the number of this step.
         dt: δt.
@@ -142,9 +158,10 @@ def _measure_gamma(
     Raises:
         CannotReplayError: a block cannot be run again.
     """
+    blocks, groups, peers = batch
     starting = leading is None
     if leading is None:
-        leading = _precondition(rule, groups, _probe(blocks, groups))
+        leading = _precondition(rule, groups, _probe(batch))
     bracket = [
         b
         for group in groups
@@ -152,31 +169,37 @@ def _measure_gamma(
         if p.requires_grad
     ]
     direction = _precondition(rule, groups, bracket)
-    descent = dot(bracket, direction)
+    (descent,) = peers.mean([dot(bracket, direction)])
     if not 0 < descent < math.inf:
         return None if starting else leading
     both, number = starting or rule.due, _number(step) or 0
     along = cap = None
     if both or number % 2:
-        along = _fisher(blocks, groups, direction)[0]
+        along = _fisher(batch, direction)[0]
     iterations = FIRST_POWER if starting else int(both or number % 2 == 0)
     for _ in range(iterations if leading else 0):
-        first, Fw = _fisher(blocks, groups, leading, with_product=True)
+        first, Fw = _fisher(batch, leading, with_product=True)
         CFw = _precondition(rule, groups, Fw)
-        second = dot(Fw, CFw)
+        (second,) = peers.mean([dot(Fw, CFw)])
         if not (0 < first < math.inf and 0 < second < math.inf):
             break
         cap = second / first
         leading = [x / math.sqrt(second) for x in CFw]
     if along is None or 0 <= along < math.inf:
-        loss = sum(block.loss for block in blocks)
-        samples = sum(b.factor for b in blocks) ** 2 / sum(b.factor**2 / b.weight for b in blocks)
+        loss, first, second = peers.mean(
+            [
+                sum(block.loss for block in blocks),
+                sum(block.factor for block in blocks),
+                sum(block.factor**2 / block.weight for block in blocks),
+            ]
+        )
+        samples = peers.size * first**2 / second
         rule.measured(
             None if along is None else along / descent,
             cap,
             descent,
             loss,
-            _noise(rule, blocks, groups, samples, dt),
+            _noise(rule, batch, samples, dt),
             samples=samples,
             early=step <= EARLY[-1],
         )
@@ -185,8 +208,7 @@ def _measure_gamma(
 
 def _noise(
     rule: Auto,
-    blocks: Sequence[Measurement],
-    groups: Sequence[Group],
+    batch: _Batch,
     samples: float,
     dt: float,
 ) -> float | None:
@@ -196,18 +218,19 @@ def _noise(
     ``δt/4B · γλ/(γλ + δt)``, B being the samples in a batch. Summed up this is at most
     ``γ tr C F / 4B``, and at most ``δt d / 4B``: nothing to mind when δt is small.
     """
-    if not any(block.pulled for block in blocks):
+    if not any(block.pulled for block in batch.blocks):
         return None
-    elements = sum(p.numel() for p in trainable(groups))
+    elements = sum(p.numel() for p in trainable(batch.groups))
     if dt * elements / (4 * samples) < rule.SHARE:
         return 0.0
-    return safe_curvature(rule, blocks, groups) / (4 * samples)
+    return safe_curvature(rule, batch) / (4 * samples)
 
 
-def safe_curvature(rule: Auto, blocks: Sequence[Measurement], groups: Sequence[Group]) -> float:
+def safe_curvature(rule: Auto, batch: _Batch) -> float:
     """``hᵀ C h``: about the trace of ``C F̂``, above its largest eigenvalue."""
-    h = _probe(blocks, groups)
-    return dot(h, _precondition(rule, groups, h))
+    h = _probe(batch)
+    (found,) = batch.peers.mean([dot(h, _precondition(rule, batch.groups, h))])
+    return found
 
 
 def trainable(groups: Sequence[Group]) -> list[Tensor]:
@@ -215,26 +238,46 @@ def trainable(groups: Sequence[Group]) -> list[Tensor]:
     return [p for group in groups for p in group.params if p.requires_grad]
 
 
-def _probe(blocks: Sequence[Measurement], groups: Sequence[Group]) -> list[Tensor]:
+def _probe(batch: _Batch) -> list[Tensor]:
     """A random vector with second moments F̂; 0 if none was drawn."""
-    parameters = trainable(groups)
-    h = probe([piece for block in blocks for piece in block.pulled], parameters)
+    parameters = trainable(batch.groups)
+    pulled = [piece for block in batch.blocks for piece in block.pulled]
+    h = probe(pulled, parameters, batch.peers)
     return h or [torch.zeros_like(p) for p in parameters]
 
 
 def _fisher(
-    blocks: Sequence[Measurement],
-    groups: Sequence[Group],
-    x: list[Tensor],
-    *,
-    with_product: bool = False,
+    batch: _Batch, x: list[Tensor], *, with_product: bool = False
 ) -> tuple[float, list[Tensor]]:
-    """``xᵀ F̂ x``, and ``F̂ x`` when it is wanted, with the prior in F̂."""
-    parameters = trainable(groups)
+    """``xᵀ F̂ x``, and ``F̂ x`` when it is wanted, with the prior in F̂.
+
+    Raises:
+        CannotReplayError: a block, of any process, cannot be run again.
+    """
+    groups, peers = batch.groups, batch.peers
     priors = [group.prior for group in groups for p in group.params if p.requires_grad]
-    quadratic = sum(prior * dot([a], [a]) for prior, a in zip(priors, x, strict=True) if prior)
-    product = [prior * a for prior, a in zip(priors, x, strict=True)] if with_product else []
-    for block in blocks:
+    failure: CannotReplayError | None = None
+    quadratic, product = 0.0, []
+    try:
+        with peers.inside():
+            quadratic, product = _own_fisher(batch, x, with_product=with_product)
+    except CannotReplayError as error:
+        failure = error
+    failed, quadratic = peers.mean([float(failure is not None), quadratic])
+    if failed:
+        raise failure or CannotReplayError("another process could not")
+    quadratic += sum(prior * dot([a], [a]) for prior, a in zip(priors, x, strict=True) if prior)
+    pieces = zip(peers.mean_of_tensors(product), priors, x, strict=False)
+    return quadratic, [piece + prior * a if prior else piece for piece, prior, a in pieces]
+
+
+def _own_fisher(
+    batch: _Batch, x: list[Tensor], *, with_product: bool
+) -> tuple[float, list[Tensor]]:
+    """The same, of this process's data alone, without the prior."""
+    parameters = trainable(batch.groups)
+    quadratic, product = 0.0, [torch.zeros_like(p) for p in parameters] if with_product else []
+    for block in batch.blocks:
         outputs, cotangents = [], []
         if block.replay is None:
             raise CannotReplayError("it was not recorded")

@@ -10,64 +10,17 @@ only if its outputs are those that the likelihood had received.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from tangograd.tangents import Again, CannotReplayError, Session, Term, dual_parameters
-
-
-class Conditions:
-    """What a forward pass depends on besides parameters and inputs, as it is now.
-
-    Example: the same random numbers, twice.
-
-        >>> before = Conditions(None)
-        >>> first = torch.rand(2)
-        >>> with before.restored():
-        ...     again = torch.rand(2)
-        >>> bool((first == again).all())
-        True
-    """
-
-    def __init__(self, model: object) -> None:
-        self.buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
-        self.values = [buffer.clone() for buffer in self.buffers]
-        self.random = torch.get_rng_state()
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.cuda_random = torch.cuda.get_rng_state_all() if used else []
-        kinds = ["cpu", "cuda"] if used else ["cpu"]
-        self.autocast = [
-            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in kinds
-        ]
-
-    @contextmanager
-    def restored(self) -> Iterator[None]:
-        """Go back to these conditions; afterwards all is as it was before the block."""
-        now = [buffer.clone() for buffer in self.buffers]
-        with ExitStack() as stack:
-            stack.enter_context(torch.random.fork_rng())
-            for kind, dtype, enabled in self.autocast:
-                stack.enter_context(torch.autocast(kind, dtype, enabled))
-            torch.set_rng_state(self.random)
-            if self.cuda_random:
-                torch.cuda.set_rng_state_all(self.cuda_random)
-            self._write(self.values)
-            try:
-                yield
-            finally:
-                self._write(now)
-
-    def _write(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self.buffers)):
-            for buffer, value in zip(self.buffers, values, strict=True):
-                buffer.copy_(value)
+from tangograd.conditions import Conditions
+from tangograd.engines.block import Engines, tangent_block
+from tangograd.tangents import Again, CannotReplayError, Session, Term
 
 
 class _Call(NamedTuple):
@@ -80,11 +33,15 @@ class Replay:
     """How to run a `tangents` block again.
 
     Args:
+        engines: what runs it.
         model: the module called in the block, if any.
         closure: the whole body of the block, if it is known.
     """
 
-    def __init__(self, model: nn.Module | None, closure: Callable[[], Any] | None) -> None:
+    def __init__(
+        self, engines: Engines, model: nn.Module | None, closure: Callable[[], Any] | None
+    ) -> None:
+        self.engines = engines
         self.model = model
         self.closure = closure
         self.terms: Sequence[Term] = ()
@@ -130,9 +87,12 @@ class Replay:
     def _run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
     ) -> list[Again]:
+        session = Session(parameters, tangents, 1.0, originals=self.terms)
+        again = self._calls[0].conditions.restored() if self.closure is not None else nullcontext()
         with (
             torch.set_grad_enabled(graph),
-            dual_parameters(parameters, tangents, 1.0, originals=self.terms) as session,
+            again,
+            tangent_block(self.engines, self.model, self.closure, session),
         ):
             try:
                 self._repeat(session)
@@ -146,8 +106,7 @@ class Replay:
 
     def _repeat(self, session: Session) -> None:
         if self.closure is not None:
-            with self._calls[0].conditions.restored():
-                self.closure()
+            self.closure()
             return
         if self.model is None:
             raise CannotReplayError("the block does not say which model it runs")

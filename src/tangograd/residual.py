@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tangograd.conditions import Conditions
 from tangograd.likelihoods import Likelihood
 from tangograd.preconditioners import Preconditioner
-from tangograd.replay import Conditions
 from tangograd.tangents import Session, pull_back
 from tangograd.vectors import dot
 

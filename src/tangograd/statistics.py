@@ -24,7 +24,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.tangents import LayerCall, Session, Share, check_adjoint, pull_back
+from tangograd.distributed import ALONE, Peers, here
+from tangograd.tangents import LayerCall, Session, Share, check_term, pull_back
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
@@ -110,9 +111,10 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
             cotangent = term.probe()
-            h = pull_back([term.outputs], targets, [cotangent])
+            with here().undisturbed():
+                h = pull_back([term.outputs], targets, [cotangent])
             if check and draw == 0:
-                check_adjoint(session, term, cotangent, h[:n])
+                check_term(session, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
                 layer, delta = layers[id(call.weight)], _rows_of_outputs(call, from_above)
                 thinned = _thinned(delta)
@@ -124,34 +126,47 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
             else:
                 for total, x in zip(squares, h[:n], strict=True):
                     total.addcmul_(x, x, value=1 / draws)
-        gradient = (
-            pull_back([term.outputs], parameters, [term.gradient]) if "gradient" in needs else []
-        )
+        gradient: list[Tensor] = []
+        if "gradient" in needs:
+            with here().undisturbed():
+                gradient = pull_back([term.outputs], parameters, [term.gradient])
         pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, layers))
     return pulled
 
 
-def combine(pulled: Sequence[Pulled], group: Sequence[Tensor]) -> Statistics:
+def combine(
+    pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE
+) -> Statistics:
     """The statistics of one group of parameters, from all terms that went into a step."""
     used = [piece for piece in pulled if piece.share.factor > 0]
+    diagonal = _total(
+        [(piece.share.factor, piece.parameters, piece.squares) for piece in used], group
+    )
+    gradient = _total(
+        [(piece.share.factor, piece.parameters, piece.gradient) for piece in used], group
+    )
     return Statistics(
         draws=max((piece.draws for piece in used), default=0),
-        fisher_diagonal=_total(
-            [(piece.share.factor, piece.parameters, piece.squares) for piece in used], group
-        ),
-        gradient=_total(
-            [(piece.share.factor, piece.parameters, piece.gradient) for piece in used], group
-        ),
-        layers=_factors(used, group),
+        fisher_diagonal=peers.mean_of_tensors(diagonal),
+        gradient=peers.mean_of_tensors(gradient),
+        layers=_agreed(_factors(used, group), sum(piece.share.factor for piece in used), peers),
     )
 
 
-def probe(pulled: Sequence[Pulled], parameters: Sequence[Tensor]) -> list[Tensor]:
-    """``h`` of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none."""
+def probe(
+    pulled: Sequence[Pulled], parameters: Sequence[Tensor], peers: Peers = ALONE
+) -> list[Tensor]:
+    """``h`` of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none.
+
+    The processes' own are independent and centred, so that ``Σ h / √size`` has the mean of their F̂.
+    """
     used = [piece for piece in pulled if piece.share.factor > 0]
-    return _total(
-        [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
+    h = peers.mean_of_tensors(
+        _total(
+            [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
+        )
     )
+    return h if peers.size == 1 else [x * peers.size**0.5 for x in h]
 
 
 def _total(
@@ -196,6 +211,29 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
         taken |= {b} if b is not None else set()
         factors.append(Factors(place[key], b, A, G))
     return factors
+
+
+def _agreed(layers: list[Factors], total: float, peers: Peers) -> list[Factors]:
+    """The factors over all processes; a layer that one of them did not use counts as 0 there."""
+    if peers.size == 1:
+        return layers
+    shapes: dict[tuple[int, int | None], tuple[int, int]] = {}
+    for theirs in peers.gather([((f.weight, f.bias), (len(f.A), len(f.G))) for f in layers]):
+        shapes |= dict(theirs)
+    if not shapes:
+        return []
+    own = {(f.weight, f.bias): f for f in layers}
+    like = next(iter(own.values())).A if own else torch.zeros(0, device=peers.device)
+    tensors = []
+    for key, (a, g) in shapes.items():
+        if key in own:
+            tensors += [total * own[key].A, own[key].G]
+        else:
+            tensors += [like.new_zeros(a, a), like.new_zeros(g, g)]
+    tensors = peers.mean_of_tensors(tensors)
+    (total,) = peers.mean([total])
+    pairs = zip(shapes, tensors[::2], tensors[1::2], strict=True)
+    return [Factors(weight, bias, A / total, G) for (weight, bias), A, G in pairs]
 
 
 def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:

@@ -1,20 +1,17 @@
-"""Tangents: how the outputs come to carry ``t = J v``.
+"""One forward pass with tangents, as likelihoods and the optimizer see it.
 
-The parameters become dual numbers ``θ + ε v`` for one forward pass; the outputs then carry, for
-each sample, the derivative of the model along the velocity. A parameter is given its tangent *in
-place*, under a forward-AD level, so that nothing in the model is swapped or wrapped: closing the
-level removes every tangent, whatever happened in between. Values, version counters and gradients
-stay as they were.
+An engine (:mod:`tangograd.engines`) sees to it that the model's outputs carry, for each sample, the
+derivative ``t = J v`` of the model along the velocity: as the tangent of a dual number, which
+PyTorch's forward mode carries on through whatever is done to them.
 
-A :class:`Session` is one such forward pass. Likelihoods find it with :func:`active`, read the
-tangent of their outputs, and leave a :class:`Term` in it: what their backward will send, and what
-the optimizer wants to know of the curvature.
+A :class:`Session` is one such pass. Likelihoods find it with :func:`active`, read the tangent of
+their outputs, and leave a :class:`Term` in it: what their backward will send, and what the
+optimizer wants to know of the curvature.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -25,11 +22,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 from torch.autograd import forward_ad
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
-from torch.nn import functional
-from torch.overrides import TorchFunctionMode
 
 from tangograd.vectors import dot
+
+#: tangents and gradients may disagree by so many units of rounding
+ROUNDING = 1e4
+#: and by this much below double precision, where autocast may have run the model in 16 bits
+ROUNDING_16_BITS = 0.02
+
+
+class DisagreementError(RuntimeError):
+    """Tangents and gradients are of different functions."""
 
 
 @dataclass
@@ -127,6 +130,9 @@ class Session:
         scale: a common factor, applied to the outputs' tangents.
         terms: what the likelihoods evaluated inside have left.
         layers: the calls of layers, where they are wanted.
+        exact: the tangents are derivatives, not differences.
+        supply: ``z -> t`` for outputs that carry none, where the engine has another way.
+        received: what likelihoods are given, where nothing else is wanted of a pass.
         originals: in a replay, the terms of the pass that is run again.
         replayed: in a replay, those that were met again.
     """
@@ -136,8 +142,18 @@ class Session:
     scale: float
     terms: list[Term] = field(default_factory=list)
     layers: list[LayerCall] | None = None
+    exact: bool = True
+    supply: Callable[[Tensor], Tensor | None] | None = None
+    received: list[Tensor] | None = None
     originals: Sequence[Term] | None = None
     replayed: list[Again] = field(default_factory=list)
+
+    def dress(self, outputs: Tensor) -> Tensor:
+        """Outputs with a tangent, by the engine's other way if they carry none."""
+        if self.supply is None or forward_ad.unpack_dual(outputs).tangent is not None:
+            return outputs
+        t = self.supply(outputs)
+        return outputs if t is None else forward_ad.make_dual(outputs, t.detach())
 
     def unpack(self, outputs: Tensor) -> tuple[Tensor, Tensor]:
         """Split dual outputs into ``z`` and ``t = (1-δt_{k-1}) J v``, or say why there is no t."""
@@ -183,61 +199,19 @@ def active() -> Session | None:
 
 
 @contextmanager
-def dual_parameters(
-    parameters: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    scale: float,
-    *,
-    record_layers: bool = False,
-    originals: Sequence[Term] | None = None,
-) -> Iterator[Session]:
-    """Give each parameter its tangent for the length of the block.
-
-    Args:
-        parameters: leaf tensors; they are left exactly as they were, also after an exception.
-        tangents: one tensor a parameter, of its shape; ``scale`` times it is the tangent meant.
-        scale: a factor common to all, applied to the outputs' tangents instead.
-        record_layers: keep the calls of layers in the session.
-        originals: run these terms again rather than make new ones.
-
-    Example:
-        >>> import torch
-        >>> p = torch.tensor([1.0, 2.0], requires_grad=True)
-        >>> with dual_parameters([p], [torch.tensor([3.0, 4.0])], scale=0.5) as session:
-        ...     z, t = session.unpack(p**2)
-        >>> t
-        tensor([3., 8.])
-    """
+def activated(session: Session) -> Iterator[None]:
+    """Likelihoods find this session in the block."""
     global _active
     if _active is not None:
         raise RuntimeError(
             "`tangents` blocks cannot be nested: leave the first one before entering another "
             "(for several losses, evaluate them in one block and add them)."
         )
-    _load_formulas()
-    with forward_ad.dual_level():
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-            for p, v in zip(parameters, tangents, strict=True):
-                p.copy_(forward_ad.make_dual(p.detach(), v))
-        _active = session = Session(
-            parameters, tangents, scale, layers=[] if record_layers else None, originals=originals
-        )
-        try:
-            with _ProductRule(session.layers):
-                yield session
-        except NotImplementedError as error:
-            operation = _operation_without_formula(error)
-            if operation is None:
-                raise
-            raise NotImplementedError(
-                f"{operation} has no forward-mode derivative in this PyTorch, and TANGO needs one "
-                "to carry its tangents. Ways out: for attention, run the model under "
-                "torch.nn.attention.sdpa_kernel(SDPBackend.MATH); for a float32 LSTM, under "
-                "torch.backends.mkldnn.flags(enabled=False); for a custom autograd.Function, "
-                "give it a `jvp`; otherwise write the operation with differentiable ones."
-            ) from error
-        finally:
-            _active = None
+    _active = session
+    try:
+        yield
+    finally:
+        _active = None
 
 
 def pull_back(
@@ -251,75 +225,37 @@ def pull_back(
 
 
 def check_adjoint(
-    session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]
+    u: Sequence[Tensor],
+    t: Sequence[Tensor],
+    gradient: Sequence[Tensor],
+    v: Sequence[Tensor],
+    *,
+    exact: bool = True,
+    where: str = "the model",
 ) -> None:
     """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
-    u, t = cotangent.double(), term.tangents.double()
-    gradient = [g.double() for g in gradient]
-    v = [session.scale * v.double() for v in session.tangents]
-    forward, backward = float((u * t).sum()), dot(gradient, v)
-    size = float(u.norm() * t.norm()) + math.sqrt(dot(gradient, gradient) * dot(v, v))
-    precision = torch.finfo(cotangent.dtype)
+    precision = max((torch.finfo(x.dtype) for x in u), key=lambda kind: kind.eps)
+    u, t, gradient, v = ([x.detach().double() for x in vector] for vector in (u, t, gradient, v))
+    forward, backward = dot(u, t), dot(gradient, v)
+    size = math.sqrt(dot(u, u) * dot(t, t)) + math.sqrt(dot(gradient, gradient) * dot(v, v))
     too_small_to_tell = size < precision.smallest_normal**0.5
-    if not too_small_to_tell and abs(forward - backward) > 1e4 * precision.eps * size:
-        raise RuntimeError(
-            f"the model's tangents and gradients disagree ({forward:.6g} against {backward:.6g}), "
+    allowed = ROUNDING * precision.eps if exact else max(math.sqrt(precision.eps) * 1e2, 1e-6)
+    if precision.bits < 64:
+        allowed = max(allowed, ROUNDING_16_BITS)
+    if not too_small_to_tell and abs(forward - backward) > allowed * size:
+        raise DisagreementError(
+            f"tangents and gradients disagree ({forward:.6g} against {backward:.6g}) in {where}, "
             "so F̂v would be wrong. Something in it cuts one and not the other: a part that "
             "depends on parameters under torch.no_grad() (use .detach() instead, which cuts "
-            "both), or a custom operation whose backward is not its derivative."
+            "both), parameters used outside the model's call, or a custom operation whose "
+            "backward is not its derivative."
         )
 
 
-class _ProductRule(TorchFunctionMode):
-    """Linear and convolution layers by hand: ``d(x W) = dx W + x dW``.
-
-    Where x has no tangent, as in a first layer, PyTorch's own formula multiplies by zeros; and it
-    records the tangent's graph for a backward pass that never comes. Both are saved here
-    (``benchmarks/step_cost.py`` measures steps with and without).
-    """
-
-    LAYERS = frozenset({functional.linear, torch.conv1d, torch.conv2d, torch.conv3d})
-
-    def __init__(self, calls: list[LayerCall] | None) -> None:
-        super().__init__()
-        self.calls = calls
-
-    def __torch_function__(
-        self,
-        func: Callable[..., Tensor],
-        types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        del types
-        kwargs = kwargs or {}
-        if func not in self.LAYERS:
-            return func(*args, **kwargs)
-        return _product_rule(self.calls, func, *args, **kwargs)
-
-
-def _product_rule(
-    calls: list[LayerCall] | None,
-    layer: Callable[..., Tensor],
-    input: Tensor,  # noqa: A002 - torch's name
-    weight: Tensor,
-    bias: Tensor | None = None,
-    *args: Any,
-    **kwargs: Any,
-) -> Tensor:
-    x, dx = forward_ad.unpack_dual(input)
-    W, dW = forward_ad.unpack_dual(weight)
-    b, db = (None, None) if bias is None else forward_ad.unpack_dual(bias)
-    if dW is None:  # a frozen weight: nothing to save
-        return layer(input, weight, bias, *args, **kwargs)
-    with torch.no_grad():
-        t = layer(x, dW, db, *args, **kwargs)
-        if dx is not None:
-            t += layer(dx, W, None, *args, **kwargs)
-    dual: Tensor = forward_ad.make_dual(layer(x, W, b, *args, **kwargs), t)
-    if calls is not None and not kwargs:
-        calls.append(LayerCall(layer, x.detach(), weight, bias, args, dual))
-    return dual
+def check_term(session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]) -> None:
+    """The same for the outputs that a likelihood was given, and the gradient of a cotangent."""
+    v = [session.scale * v.double() for v in session.tangents]
+    check_adjoint([cotangent], [term.tangents], gradient, v, exact=session.exact)
 
 
 def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
@@ -331,17 +267,9 @@ def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:
 
 
 @cache
-def _load_formulas() -> None:
+def load_formulas() -> None:
     """Load torch's forward-mode formulas; a deprecation warning of theirs is not the user's."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         with forward_ad.dual_level():
             forward_ad.make_dual(torch.zeros(()), torch.zeros(()))
-
-
-def _operation_without_formula(error: NotImplementedError) -> str | None:
-    """The operation that PyTorch's forward-AD error complains of, if it is one."""
-    found = re.search(r"forward AD with (\S+)", str(error))
-    if found:
-        return found[1]
-    return "a custom autograd.Function without `jvp`" if "jvp" in str(error) else None

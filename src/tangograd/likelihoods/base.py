@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 
 from tangograd import tangents
+from tangograd.distributed import here
 from tangograd.fisher import ESTIMATES, rows
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
@@ -51,7 +52,8 @@ class Likelihood(nn.Module, ABC):
         fisher: which F̂ TANGO uses with this likelihood; see :mod:`tangograd.fisher`.
         generator: source of the pseudo-samples; by default one seeded from torch's global
             generator, so that ``torch.manual_seed`` before construction makes a run repeatable.
-            Its state is saved with the module's ``state_dict``.
+            Its state is saved with the module's ``state_dict``. Processes that train one model
+            draw independently, though they construct it with the same seed: one's state serves all.
         event_dims: how many trailing dimensions of the outputs make up one sample.
     """
 
@@ -113,6 +115,10 @@ class Likelihood(nn.Module, ABC):
             batch = self._one_row_a_sample(outputs, targets, weights)
             return torch.dot(batch.w, self.log_loss(batch.z, batch.y))
         with tangents.plain_torch():
+            if session.received is not None:
+                session.received.append(outputs)
+                return outputs.new_zeros(())
+            outputs = session.dress(outputs)
             if session.originals is not None:
                 return session.meet_again(outputs)
             batch = self._one_row_a_sample(outputs, targets, weights)
@@ -181,6 +187,7 @@ class Likelihood(nn.Module, ABC):
 
     def _one_row_a_sample(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> _Batch:
         """Check a batch and flatten it, without the ignored samples."""
+        outputs = _at_least_single(outputs)
         events = self.event_dimensions(outputs)
         leading = outputs.shape[: outputs.dim() - events]
         wanted = self._target_shape(outputs)
@@ -195,6 +202,8 @@ class Likelihood(nn.Module, ABC):
         self._check_domain(outputs, targets, kept)
 
         def select(tensor: Tensor) -> Tensor:
+            if tensor.is_floating_point():
+                tensor = _at_least_single(tensor)
             if len(leading) != 1:
                 tensor = tensor.reshape(-1, *tensor.shape[len(leading) :])
             return tensor if kept is None else tensor[kept.reshape(-1)]
@@ -258,8 +267,8 @@ class Likelihood(nn.Module, ABC):
         return events
 
     def _generator_on(self, device: torch.device) -> torch.Generator:
-        """The generator, or one on another device that it seeds."""
-        if self.generator.device == device:
+        """The generator, or one that it seeds: for another device, or one of several processes."""
+        if self.generator.device == device and here().size == 1:
             return self.generator
         return torch.Generator(device).manual_seed(self._seed())
 
@@ -275,7 +284,8 @@ class Likelihood(nn.Module, ABC):
         return signs.to(like.dtype) * 2 - 1
 
     def _seed(self) -> int:
-        return int(torch.randint(2**62, (), generator=self.generator))
+        """Another one for each process, though the generators of all may be in the same state."""
+        return int(torch.randint(2**62, (), generator=self.generator)) + here().rank
 
     def get_extra_state(self) -> Tensor:
         """The generator's state, saved with ``state_dict``."""
@@ -312,6 +322,11 @@ class _LossWithCotangent(torch.autograd.Function):
         (cotangent,) = ctx.saved_tensors
         ctx.share.factor += float(grad_outputs[0])
         return grad_outputs[0] * cotangent, None, None, None
+
+
+def _at_least_single(tensor: Tensor) -> Tensor:
+    """Losses of 16-bit outputs are computed in single precision, as torch's are by autocast."""
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _require_finite_loss(loss: Tensor, z: Tensor) -> None:

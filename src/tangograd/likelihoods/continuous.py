@@ -8,6 +8,7 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
+from tangograd.distributed import here
 from tangograd.likelihoods.base import Elementwise, Fisher, Likelihood, Options, positive
 
 
@@ -80,7 +81,8 @@ class Gaussian(Elementwise):
             return None
         error = float(torch.dot(w, (z - y).square().reshape(len(z), -1).mean(1)))
         if int(self.steps) == 0 and not self._started:
-            self._set_variance(error)
+            total, weight = here().mean([error * W, W])
+            self._set_variance(total / weight)
         return error, W
 
     def _after_step(self, observations: list[tuple[float, float] | None]) -> None:

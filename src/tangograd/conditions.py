@@ -1,0 +1,62 @@
+"""What a forward pass depends on besides parameters and inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+
+class Conditions:
+    """The random state, the model's buffers and autocast, as they are now.
+
+    Example: the same random numbers, twice.
+
+        >>> before = Conditions(None)
+        >>> first = torch.rand(2)
+        >>> with before.restored():
+        ...     again = torch.rand(2)
+        >>> bool((first == again).all())
+        True
+    """
+
+    def __init__(self, model: object) -> None:
+        self.buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
+        self.values = [buffer.clone() for buffer in self.buffers]
+        self.random = torch.get_rng_state()
+        used = torch.cuda.is_available() and torch.cuda.is_initialized()
+        self.cuda_random = torch.cuda.get_rng_state_all() if used else []
+        kinds = ["cpu", "cuda"] if used else ["cpu"]
+        self.autocast = [
+            (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
+            for kind in kinds
+        ]
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Go back to these conditions; afterwards all is as it was before the block."""
+        now = [buffer.clone() for buffer in self.buffers]
+        with ExitStack() as stack:
+            stack.enter_context(torch.random.fork_rng())
+            for kind, dtype, enabled in self.autocast:
+                stack.enter_context(torch.autocast(kind, dtype, enabled))
+            self.restore()
+            try:
+                yield
+            finally:
+                self._write(now)
+
+    def restore(self) -> None:
+        """Go back to the random state and the buffers for good."""
+        torch.set_rng_state(self.random)
+        if self.cuda_random:
+            torch.cuda.set_rng_state_all(self.cuda_random)
+        self._write(self.values)
+
+    def _write(self, values: Sequence[Tensor]) -> None:
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self.buffers)):
+            for buffer, value in zip(self.buffers, values, strict=True):
+                buffer.copy_(value)

@@ -1,0 +1,325 @@
+"""Several processes that train one model: what they agree on, and when they talk.
+
+Data-parallel training averages gradients over the processes, so a step's loss is the mean of
+theirs, and the blocks of all processes are micro-batches of one step. ``p.grad`` comes agreed from
+the backward pass. What TANGO measures besides (norms of pseudo-gradients for γ, squares for C,
+curvatures for the guard) is pulled back apart from it and is each process's own: its mean over the
+processes is taken here, so that all of them hold the same γ, C, v and θ, to the last bit.
+
+With a number for γ and ``preconditioner=None`` there is nothing to agree on, and the processes
+exchange what they would exchange for SGD.
+
+Which processes belong together is told by the model: that given to ``tangents`` is wrapped in
+``DistributedDataParallel`` or made of ``fully_shard``. A plain model trains alone, whether
+``torch.distributed`` is initialised or not.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.nn.parallel import DistributedDataParallel
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Peers:
+    """The processes that train one model together; by default there is one.
+
+    Attributes:
+        group: theirs; ``None`` for one process.
+        device: where tensors that they exchange live.
+        wrapper: the module that averages their gradients.
+
+    Example:
+        >>> alone = Peers()
+        >>> alone.size, alone.mean([1.0, 2.0]), alone.gather("a")
+        (1, [1.0, 2.0], ['a'])
+    """
+
+    group: dist.ProcessGroup | None = None
+    device: torch.device | str = "cpu"
+    wrapper: nn.Module | None = None
+
+    @property
+    def size(self) -> int:
+        """How many they are."""
+        return 1 if self.group is None else self.group.size()
+
+    @property
+    def rank(self) -> int:
+        """Which of them this one is."""
+        return 0 if self.group is None else self.group.rank()
+
+    def mean(self, numbers: Sequence[float]) -> list[float]:
+        """The mean of each number over the processes."""
+        if self.size == 1:
+            return list(numbers)
+        total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
+        dist.all_reduce(total, group=self.group)
+        return [float(x) for x in total / self.size]
+
+    def mean_of_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The mean of each tensor, of equal shapes everywhere, in one exchange a type."""
+        found = list(tensors)
+        if self.size == 1:
+            return found
+        for dtype in dict.fromkeys(x.dtype for x in tensors):
+            places = [i for i, x in enumerate(tensors) if x.dtype == dtype]
+            total = torch.cat([found[i].reshape(-1) for i in places])
+            dist.all_reduce(total, group=self.group)
+            pieces = total.div_(self.size).split([found[i].numel() for i in places])
+            for i, piece in zip(places, pieces, strict=True):
+                found[i] = piece.reshape(found[i].shape)
+        return found
+
+    def gather(self, item: T) -> list[T]:
+        """What each process has, a small object, in the order of their ranks."""
+        if self.size == 1:
+            return [item]
+        items: list[Any] = [None] * self.size
+        dist.all_gather_object(items, item, group=self.group)
+        return items
+
+    @contextmanager
+    def undisturbed(self) -> Iterator[None]:
+        """Pull back through the wrapper's graph without its taking that for the backward pass.
+
+        With ``static_graph=True``, DistributedDataParallel starts its first reduction from a node
+        in the graph of the outputs; the flag says that this was done.
+        """
+        wrapper = self.wrapper
+        if not (isinstance(wrapper, DistributedDataParallel) and wrapper.static_graph):
+            yield
+            return
+        before = wrapper._static_graph_delay_allreduce_enqueued
+        wrapper._static_graph_delay_allreduce_enqueued = True
+        try:
+            yield
+        finally:
+            wrapper._static_graph_delay_allreduce_enqueued = before
+
+
+    @contextmanager
+    def inside(self) -> Iterator[None]:
+        """Calls of the wrapper run the module inside it, in the block: without its exchanges.
+
+        A pass that no backward pass follows must not start DistributedDataParallel's reductions.
+        """
+        wrapper = self.wrapper
+        if not isinstance(wrapper, DistributedDataParallel):
+            yield
+            return
+        vars(wrapper)["forward"] = wrapper.module
+        try:
+            yield
+        finally:
+            del vars(wrapper)["forward"]
+
+
+ALONE = Peers()
+
+
+def peers(model: nn.Module | None) -> Peers:
+    """Those with which a model is trained, as its wrapper tells."""
+    while model is not None and isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
+        model = inner  # torch.compile
+    if isinstance(model, DistributedDataParallel):
+        return Peers(model.process_group, next(model.parameters()).device, model)
+    if model is not None and is_sharded(model):
+        mesh: Any = next(p for p in model.parameters() if is_shard(p)).device_mesh  # type: ignore[attr-defined]
+        if mesh.ndim > 1:
+            raise NotImplementedError(
+                "TANGO knows models sharded over a mesh of one dimension; this one has the "
+                f"dimensions {mesh.mesh_dim_names or mesh.ndim}: use fully_shard with a mesh of "
+                "one dimension"
+            )
+        return Peers(mesh.get_group(), torch.device(mesh.device_type), model)
+    return ALONE
+
+
+_here = ALONE
+
+
+def here() -> Peers:
+    """Those of the `tangents` block that is open now."""
+    return _here
+
+
+@contextmanager
+def among(those: Peers) -> Iterator[None]:
+    """Let likelihoods know, in the block, with whom the model is trained."""
+    global _here
+    before, _here = _here, those
+    try:
+        yield
+    finally:
+        _here = before
+
+
+def batch_factor(samples: float, model: nn.Module) -> float:
+    """What to multiply the loss by when processes have batches of different sizes.
+
+    Gradients are averaged over the processes, each counting alike, as the wrapper does. With
+    this factor, ``n·size/N`` for n of N samples, each sample counts alike instead, and the step is
+    that of one process on the union of the batches::
+
+        factor = batch_factor(len(x), model)
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        (factor * loss).backward()
+
+    All processes must call it, for they exchange their numbers.
+
+    Args:
+        samples: in this process's batch (the sum of their weights, if they have weights).
+        model: wrapped in DistributedDataParallel, or made of ``fully_shard``.
+    """
+    (mean,) = peers(model).mean([float(samples)])
+    return samples / mean
+
+
+# ---------------------------------------------------------------------- sharded models
+
+
+def is_shard(tensor: Tensor) -> bool:
+    """Whether the tensor is spread over processes."""
+    tensors = sys.modules.get("torch.distributed.tensor")  # its import takes long
+    return tensors is not None and isinstance(tensor, tensors.DTensor)
+
+
+def is_sharded(model: nn.Module) -> bool:
+    """Whether the model's parameters are spread over processes, by ``fully_shard``."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is None:
+        return False
+    if any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise TypeError(
+            "TANGO needs one velocity a parameter, and FullyShardedDataParallel flattens "
+            "parameters into one: shard the model with torch.distributed.fsdp.fully_shard"
+        )
+    return any(is_unit(module) for module in model.modules())
+
+
+def fsdp_tangent_pass(
+    model: nn.Module,
+    parameters: Sequence[Tensor],
+    tangents: Sequence[Tensor],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Run a sharded model with dual parameters and without a graph, in an open dual level.
+
+    Each unit of ``fully_shard`` gathers its parameters for its own forward pass, and frees them.
+    Their tangents are gathered with them, so that one unit's v is whole at a time.
+
+    Args:
+        model: made of ``fully_shard``; it may be inside its own call, its forward replaced.
+        parameters: trainable ones, sharded.
+        tangents: one each, sharded alike.
+        args: of the call.
+        kwargs: the same.
+
+    Returns:
+        The outputs, as duals.
+    """
+    moving = {id(p): v for p, v in zip(parameters, tangents, strict=True)}
+    units = [_Unit(module, moving) for module in model.modules() if is_unit(module)]
+    with ExitStack() as stack:
+        for unit in units:
+            stack.enter_context(unit.hooked())
+        inside = [unit for unit in units if unit.module is model and unit.running()]
+        for unit in inside:  # its hooks have run: it has its parameters already
+            stack.enter_context(unit.dual())
+        with torch.no_grad():
+            return (model.forward if inside else model)(*args, **kwargs)
+
+
+class _Unit:
+    """A unit of ``fully_shard``, and the tangents of its parameters, by their identities.
+
+    What it knows of torch's own objects: a state for the unit, whose groups of parameters say
+    where each belongs, and keep the order of forward passes for the backward pass to come.
+    """
+
+    def __init__(self, module: nn.Module, moving: dict[int, Tensor]) -> None:
+        self.module = module
+        self.state = module._get_fsdp_state()  # type: ignore[operator]
+        self.groups = self.state._fsdp_param_groups
+        self.moving = moving
+        self._plain: list[tuple[nn.Module, str, Tensor]] = []
+
+    def running(self) -> bool:
+        """Whether the unit is in its forward pass."""
+        return bool(self.state._training_state.name == "FORWARD")
+
+    @contextmanager
+    def hooked(self) -> Iterator[None]:
+        """Make the parameters dual in each forward pass; the backward pass will know of none."""
+        orders = {id(g.comm_ctx): g.comm_ctx.post_forward_order for g in self.groups}
+        kept = [(order, len(order)) for order in orders.values()]
+        kept += [(g._post_forward_indices, len(g._post_forward_indices)) for g in self.groups]
+        hooks = (
+            self.module.register_forward_pre_hook(lambda *_: self._enter()),
+            self.module.register_forward_hook(
+                lambda *_: self._leave(), prepend=True, always_call=True
+            ),
+        )
+        try:
+            yield
+        finally:
+            for hook in hooks:
+                hook.remove()
+            self._leave()
+            for order, length in kept:
+                del order[length:]
+
+    @contextmanager
+    def dual(self) -> Iterator[None]:
+        """The same for a unit whose hooks have run."""
+        self._enter()
+        try:
+            yield
+        finally:
+            self._leave()
+
+    def _enter(self) -> None:
+        self._leave()
+        for fsdp_param in (p for group in self.groups for p in group.fsdp_params):
+            v = self.moving.get(id(fsdp_param.sharded_param))
+            if v is None:
+                continue
+            info = fsdp_param._module_info
+            whole = info.module._parameters[info.param_name]
+            t = whole_tensor(v.to(whole.dtype))
+            dual = forward_ad.make_dual(whole.detach(), t)
+            modules = [info.module, *info.shared_modules]
+            names = [info.param_name, *info.shared_param_names]
+            for module, name in zip(modules, names, strict=True):
+                self._plain.append((module, name, whole))
+                module._parameters[name] = dual
+
+    def _leave(self) -> None:
+        for module, name, whole in self._plain:
+            module._parameters[name] = whole  # type: ignore[assignment]
+        self._plain.clear()
+
+
+def is_unit(module: nn.Module) -> bool:
+    """Whether ``fully_shard`` was called on the module itself."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
+
+
+def whole_tensor(tensor: Tensor) -> Tensor:
+    """All of a sharded tensor; all processes must ask for it."""
+    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]

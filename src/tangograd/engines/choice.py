@@ -1,0 +1,187 @@
+"""Which engine is right for a model: tried once, on the first batch, and checked.
+
+An engine is right if it runs, and if its tangents and the backward pass are derivatives of the same
+function: ``⟨u, J v⟩ = ⟨Jᵀu, v⟩`` for random u and v (the velocity is 0 at first, and would tell
+nothing). An engine that cannot run gives way to the next; one that runs and fails the check is an
+error that names the module, because then the model itself means two things.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils import _pytree as pytree
+
+from tangograd.conditions import Conditions
+from tangograd.engines.calls import Call
+from tangograd.engines.passes import Engine
+from tangograd.engines.rules import plain, tangent_of
+from tangograd.tangents import DisagreementError, check_adjoint, plain_torch
+
+Pair = tuple[Tensor, Tensor | None]  # outputs and their tangent
+
+logger = logging.getLogger("tangograd")
+
+
+class CannotRunError(RuntimeError):
+    """No engine that was allowed can run the model."""
+
+
+def choose(
+    engines: Sequence[Engine],
+    parameters: Sequence[Tensor],
+    conditions: Conditions,
+    run: Callable[[Engine, Sequence[Tensor]], list[Pair]],
+    what: str,
+) -> Engine:
+    """The first engine that is right.
+
+    Args:
+        engines: best first.
+        parameters: trainable ones.
+        conditions: under which each is tried.
+        run: ``(engine, tangents) ->`` outputs with their graph, and their tangents.
+        what: of which it is said at INFO level which engine it gets.
+
+    Raises:
+        CannotRunError: none can; the message has each one's reason.
+        DisagreementError: one can, but its tangents are not those of the gradients' function.
+    """
+    v = _direction(parameters)
+    reasons = []
+    for engine in engines:
+        try:
+            with conditions.restored(), torch.enable_grad():
+                check_outputs(run(engine, v), parameters, v, exact=engine.exact)
+        except DisagreementError:
+            raise
+        except Exception as error:
+            reasons.append((engine, error))
+            logger.info("engine %r cannot run %s: %s", engine.name, what, _first_line(error))
+            continue
+        level = logging.INFO if engine.exact else logging.WARNING
+        logger.log(level, "engine %r computes the tangents of %s", engine.name, what)
+        return engine
+    said = "; ".join(f"{engine.name}: {_first_line(error)}" for engine, error in reasons)
+    raise CannotRunError(
+        f"no engine that was allowed can compute the tangents of {what} ({said}). "
+        + _ways_out([engine.name for engine in engines])
+    ) from reasons[0][1]
+
+
+def _ways_out(tried: Sequence[str]) -> str:
+    if "double-backward" in tried:
+        return (
+            "Give operations of your own a backward that can itself be differentiated, and "
+            "checkpoint with use_reentrant=False."
+        )
+    return 'Leave the choice to engine="auto", or ask for "two-pass" or "double-backward".'
+
+
+def pairs_of(outputs: Any) -> list[Pair]:
+    """The tensors in outputs, each with its graph, and its tangent."""
+    leaves = pytree.tree_leaves(outputs)
+    return [(plain(x), tangent_of(x)) for x in leaves if isinstance(x, Tensor)]
+
+
+def check_outputs(
+    pairs: Sequence[Pair],
+    parameters: Sequence[Tensor],
+    v: Sequence[Tensor],
+    *,
+    exact: bool = True,
+) -> None:
+    """``⟨u, t⟩ = ⟨Jᵀu, v⟩`` for random u, over all outputs that have a graph."""
+    pairs = [(z, t) for z, t in pairs if z.requires_grad and z.is_floating_point()]
+    if not pairs:
+        return
+    z = [z for z, _ in pairs]
+    u = _direction(z, seed=1)
+    pulled = torch.autograd.grad(
+        z, list(parameters), u, retain_graph=True, allow_unused=True, materialize_grads=True
+    )
+    t = [torch.zeros_like(z) if t is None else t for z, t in pairs]
+    check_adjoint(u, t, pulled, v, exact=exact)
+
+
+def blame(
+    call: Call, engine: Engine, parameters: Sequence[Tensor], conditions: Conditions
+) -> str | None:
+    """The innermost module whose own tangents and gradients disagree.
+
+    Each module is looked at in a pass of its own, in which its inputs are cut from the graph, so
+    that only what happens inside it counts.
+    """
+    v = _direction(parameters)
+    modules = [(name, module) for name, module in call.inner.named_modules() if name]
+    modules.sort(key=lambda pair: -pair[0].count("."))
+    for name, module in modules:
+        with conditions.restored(), torch.enable_grad(), _looking(module, parameters, v):
+            try:
+                engine.run(call._replace(plain=call.run), parameters, v)
+            except DisagreementError:
+                return f"{name} ({type(module).__name__})"
+            except Exception:  # noqa: BLE001, S112 - it cannot be looked at alone
+                continue
+    return None
+
+
+@contextmanager
+def _looking(
+    module: nn.Module, parameters: Sequence[Tensor], v: Sequence[Tensor]
+) -> Iterator[None]:
+    """Check the module at each of its calls."""
+    cut: list[Tensor] = []
+
+    def fresh(x: Tensor) -> Tensor:
+        z, t = forward_ad.unpack_dual(x)
+        if not z.is_floating_point():
+            return x
+        z = z.detach().requires_grad_()
+        x = z if t is None else forward_ad.make_dual(z, t)
+        cut.append(x)
+        return x
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
+        del module
+        cut.clear()
+        with plain_torch():
+            return pytree.tree_map_only(Tensor, fresh, (args, kwargs))
+
+    def after(module: nn.Module, args: Any, outputs: Any) -> None:
+        del module, args
+        with plain_torch():
+            moved = [torch.zeros_like(x) if (t := tangent_of(x)) is None else t for x in cut]
+            check_outputs(pairs_of(outputs), [*(plain(x) for x in cut), *parameters], [*moved, *v])
+
+    hooks = (
+        module.register_forward_pre_hook(before, with_kwargs=True),
+        module.register_forward_hook(after),
+    )
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+def _direction(like: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
+    """Random numbers of the sizes of tensors, the same each time, from a generator of its own."""
+    generator = torch.Generator().manual_seed(seed)
+    found = []
+    for x in like:
+        numbers = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+        size = float(x.detach().double().square().mean().sqrt()) if seed == 0 and x.numel() else 1.0
+        found.append((numbers * (size or 1.0)).to(x))
+    return found
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,317 @@
+"""The engines: ways to run a model so that its outputs carry ``J v``.
+
+Each makes, of one call of a model, its outputs as dual numbers, whose tangents have no graph. They
+are tried in the order of ``ENGINES``:
+
+* **dual**: one pass with dual parameters, exact;
+* **two-pass**: a pass with dual parameters and without a graph, then the ordinary forward pass,
+  untouched, exact; for what an ordinary pass does that dual numbers cannot (fused or compiled
+  kernels, checkpoints, sharded parameters);
+* **double-backward**: ``J v`` is the derivative of ``Jᵀu`` in u; exact, needs no formula but the
+  backward's;
+* **finite-difference**: ``(z(θ + εv) - z(θ))/ε``; needs no formula, and is not exact;
+* **compiled**: one pass of ``torch.func.jvp``, compiled; only by name.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.utils import _pytree as pytree
+
+from tangograd.conditions import Conditions
+from tangograd.engines.calls import Call
+from tangograd.engines.lean import Lean
+from tangograd.engines.rules import plain, tangent_of
+from tangograd.vectors import dot
+
+Tensors = Sequence[Tensor]
+
+
+class Engine(ABC):
+    """One way to run a model with tangents; it has no state but what it has compiled."""
+
+    name: str
+    #: all parameters are dual numbers in the whole block, not only in calls of the model
+    whole_block = False
+    #: dual numbers are computed without a graph of their tangents
+    lean = True
+    #: the tangents are derivatives, not differences
+    exact = True
+
+    @abstractmethod
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """The outputs of the call as dual numbers, in an open dual level."""
+
+    def mode(self) -> AbstractContextManager[Any]:
+        """Under which dual numbers are computed."""
+        return Lean() if self.lean else nullcontext()
+
+
+class Dual(Engine):
+    """One pass; ``lean=False`` is PyTorch's own forward mode, for derivatives inside the model."""
+
+    name = "dual"
+    whole_block = True
+
+    def __init__(self, lean: bool = True) -> None:
+        self.lean = lean
+
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """With the parameters swapped for dual numbers."""
+        duals = [forward_ad.make_dual(p, v) for p, v in zip(parameters, tangents, strict=True)]
+        with eagerly(call.inner), self.mode():
+            return swapped(call, parameters, duals)
+
+
+class TwoPass(Engine):
+    """A pass for the tangents, under the same conditions, and the ordinary one."""
+
+    name = "two-pass"
+
+    def __init__(self, lean: bool = True) -> None:
+        self.lean = lean
+
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """First the tangents, then the outputs."""
+        conditions = Conditions(call.inner)
+        with conditions.restored(), eagerly(call.inner), torch.set_grad_enabled(not self.lean):
+            duals = self._pass(call, parameters, tangents)
+        moved = pytree.tree_map(tangent_of, duals)
+        return attach(call.plain(*plain_tree(call.args), **plain_tree(call.kwargs)), moved)
+
+    def _pass(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        duals = [
+            forward_ad.make_dual(p if not self.lean else p.detach(), v)
+            for p, v in zip(parameters, tangents, strict=True)
+        ]
+        with self.mode():
+            return swapped(call, parameters, duals)
+
+
+class DoubleBackward(Engine):
+    """``J v = ∂/∂u ⟨Jᵀu, v⟩``: the ordinary pass, and two backward passes."""
+
+    name = "double-backward"
+
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """The ordinary pass gets its tangents from its graph."""
+        wanted = torch.is_grad_enabled()
+        with torch.enable_grad():
+            outputs = call.plain(*plain_tree(call.args), **plain_tree(call.kwargs))
+            moved = self.tangents_of(outputs, parameters, tangents)
+        if not wanted:
+            outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
+        return attach(outputs, moved)
+
+    @staticmethod
+    def tangents_of(outputs: Any, parameters: Tensors, tangents: Tensors) -> Any:
+        """``J v`` of outputs with their graph, in the same tree; ``None`` where there is none."""
+        leaves, tree = pytree.tree_flatten(outputs)
+        place = [i for i, z in enumerate(leaves) if isinstance(z, Tensor) and z.requires_grad]
+        moved: list[Tensor | None] = [None] * len(leaves)
+        with torch.enable_grad():
+            z = [leaves[i] for i in place]
+            u = [torch.zeros_like(x, requires_grad=True) for x in z]
+            pulled = torch.autograd.grad(
+                z, list(parameters), u, create_graph=True, allow_unused=True, materialize_grads=True
+            )
+            used = [(g, v) for g, v in zip(pulled, tangents, strict=True) if g.requires_grad]
+        if used:
+            g, v = zip(*used, strict=True)
+            found = torch.autograd.grad(
+                g, u, [x.to(y.dtype) for x, y in zip(v, g, strict=True)], allow_unused=True
+            )
+            for i, t, x in zip(place, found, z, strict=True):
+                moved[i] = torch.zeros_like(x) if t is None else t
+        return pytree.tree_unflatten(moved, tree)
+
+
+class FiniteDifference(Engine):
+    """``(z(θ + εv) - z(θ))/ε`` with ``ε‖v‖`` about ``√eps ‖θ‖``: relative errors of about √eps."""
+
+    name = "finite-difference"
+    exact = False
+
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """One more pass, without a graph."""
+        refuse_low_precision(parameters)
+        conditions = Conditions(call.inner)
+        epsilon = difference(parameters, tangents)
+        with conditions.restored(), torch.no_grad():
+            there = [p + epsilon * v for p, v in zip(parameters, tangents, strict=True)]
+            moved = swapped(call, parameters, there)
+        outputs = call.plain(*plain_tree(call.args), **plain_tree(call.kwargs))
+
+        def quotient(z: Any, z_there: Any) -> Tensor | None:
+            if not isinstance(z, Tensor) or not z.is_floating_point():
+                return None
+            return torch.sub(z_there, z.detach()) / epsilon
+
+        return attach(outputs, pytree.tree_map(quotient, outputs, moved))
+
+
+class Compiled(Engine):
+    """``torch.func.jvp`` in one compiled pass; the tangent's graph is dropped by the compiler."""
+
+    name = "compiled"
+
+    def __init__(self) -> None:
+        self._compiled: dict[int, Callable[..., Any]] = {}
+
+    def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """Buffers go in as copies and come out as they are afterwards."""
+        names = named(call.inner, parameters)
+        trained = {name: parameters[i] for name, i in names.items()}
+        moving = {name: tangents[i] for name, i in names.items()}
+        rest = {n: p for n, p in call.inner.named_parameters() if n not in trained}
+        buffers = dict(call.inner.named_buffers())
+        if id(call.inner) not in self._compiled:
+            self._compiled[id(call.inner)] = torch.compile(_jvp(call.inner), fullgraph=True)
+        z, t, after = self._compiled[id(call.inner)](
+            trained, moving, rest, buffers, call.args, call.kwargs
+        )
+        with torch.no_grad():
+            for name, buffer in buffers.items():
+                buffer.copy_(after[name])
+        return attach(z, t)
+
+
+def _jvp(model: nn.Module) -> Callable[..., Any]:
+    """The function that is compiled."""
+
+    def both(
+        trained: dict[str, Tensor],
+        moving: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        def outputs(parameters: dict[str, Tensor]) -> Any:
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            z = functional_call(model, (parameters, rest, own), args, kwargs)
+            return z, own
+
+        z, t, after = torch.func.jvp(  # type: ignore[misc]
+            outputs, (trained,), (moving,), has_aux=True
+        )
+        return z, pytree.tree_map(Tensor.detach, t), after
+
+    return both
+
+
+#: in the order in which "auto" tries them
+ENGINES: tuple[Engine, ...] = (
+    Dual(),
+    Dual(lean=False),
+    TwoPass(),
+    TwoPass(lean=False),
+    DoubleBackward(),
+    FiniteDifference(),
+)
+NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES), Compiled.name)
+
+
+def candidates(name: str) -> tuple[Engine, ...]:
+    """The engines that a name stands for, best first.
+
+    Example:
+        >>> [type(engine).__name__ for engine in candidates("two-pass")]
+        ['TwoPass', 'TwoPass']
+    """
+    if name not in NAMES:
+        raise ValueError(f"engine must be one of {', '.join(NAMES)}; got {name!r}")
+    if name == Compiled.name:
+        return (Compiled(),)
+    return ENGINES if name == "auto" else tuple(x for x in ENGINES if x.name == name)
+
+
+class _Body(nn.Module):
+    """So that ``functional_call`` can run any function of a module."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run it."""
+        return run(*args, **kwargs)
+
+
+def named(model: nn.Module, parameters: Tensors) -> dict[str, int]:
+    """The names of parameters in a model, and their places in the list."""
+    place = {id(p): i for i, p in enumerate(parameters)}
+    return {
+        name: place[id(p)]
+        for name, p in model.named_parameters(remove_duplicate=False)
+        if id(p) in place
+    }
+
+
+def swapped(call: Call, parameters: Tensors, values: Tensors) -> Any:
+    """The call with other values in the place of the parameters."""
+    swaps = {f"inner.{n}": values[i] for n, i in named(call.inner, parameters).items()}
+    return functional_call(_Body(call.inner), swaps, (call.run, call.args, call.kwargs))
+
+
+def eagerly(model: nn.Module | None) -> AbstractContextManager[Any]:
+    """Compiled parts of a model run as they were written."""
+    return torch.compiler.set_stance("force_eager") if has_compiled(model) else nullcontext()
+
+
+def has_compiled(model: nn.Module | None) -> bool:
+    """Whether parts of a model, or all of it, were given to ``torch.compile``."""
+    return model is not None and any(
+        isinstance(getattr(part, "_orig_mod", None), nn.Module)
+        or getattr(part, "_compiled_call_impl", None) is not None
+        for part in model.modules()
+    )
+
+
+def plain_tree(tree: Any) -> Any:
+    """Without tangents."""
+    return pytree.tree_map_only(Tensor, plain, tree)
+
+
+def attach(outputs: Any, tangents: Any) -> Any:
+    """Give outputs their tangents, where there are some."""
+
+    def dual(z: Any, t: Any) -> Any:
+        if not isinstance(z, Tensor) or t is None:
+            return z
+        if z.shape != t.shape:
+            raise RuntimeError(
+                f"the model gave outputs of shape {tuple(z.shape)}, and of {tuple(t.shape)} when "
+                "run again: its forward pass must depend on its inputs and torch's random state "
+                "alone"
+            )
+        return forward_ad.make_dual(z, t.detach().to(z.dtype))
+
+    return pytree.tree_map(dual, outputs, tangents)
+
+
+def refuse_low_precision(parameters: Tensors) -> None:
+    """A finite difference in bfloat16 is off by a fifth."""
+    kind = parameters[0].device.type if parameters else "cpu"
+    low = torch.is_autocast_enabled(kind) and torch.get_autocast_dtype(kind).itemsize < 4
+    if low or any(p.dtype.itemsize < 4 for p in parameters):
+        raise RuntimeError(
+            "the finite-difference engine has no digits left in 16-bit arithmetic (autocast or "
+            'half-precision parameters): use float32, or engine="dual" or "two-pass"'
+        )
+
+
+def difference(parameters: Tensors, tangents: Tensors) -> float:
+    """ε of the finite difference."""
+    size, speed = math.sqrt(dot(parameters, parameters)), math.sqrt(dot(tangents, tangents))
+    precision = max((torch.finfo(p.dtype).eps for p in parameters), default=1.0)
+    return math.sqrt(precision) * (size or 1.0) / (speed or 1.0)

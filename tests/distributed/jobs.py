@@ -1,0 +1,225 @@
+"""What the processes run, and the same in one process."""
+
+from __future__ import annotations
+
+import pickle
+import warnings
+from contextlib import contextmanager, nullcontext
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from torch.nn.parallel import DistributedDataParallel
+
+from tangograd import TANGO, Categorical, Gaussian
+from tangograd.distributed import batch_factor
+
+INPUTS, CLASSES = 4, 3
+
+
+class Known(Categorical):
+    """Pseudo-samples that follow from the outputs, so that they are the same in any batch."""
+
+    def sample(self, outputs):
+        return (1e3 * outputs).sin().argmax(-1)
+
+
+class Net(nn.Module):
+    """A second head is used in every other step only, where ``sometimes``."""
+
+    def __init__(self, sometimes=False):
+        super().__init__()
+        self.body = nn.Linear(INPUTS, 5)
+        self.head = nn.Linear(5, CLASSES)
+        self.sometimes = sometimes
+        if sometimes:
+            self.other = nn.Linear(5, CLASSES)
+
+    def forward(self, x, other=False):
+        hidden = self.body(x).tanh()
+        return self.head(hidden) + self.other(hidden) if other else self.head(hidden)
+
+
+def make_model(**options):
+    torch.manual_seed(1)
+    return Net(**options)
+
+
+def batches(steps, rows=12):
+    """The batches of all processes together."""
+    random = torch.Generator().manual_seed(2)
+    for _ in range(steps):
+        x = torch.randn(rows, INPUTS, generator=random)
+        yield x, torch.randint(CLASSES, (rows,), generator=random)
+
+
+def share(rows, sizes):
+    """This process's rows: its part of an even split, or of that given."""
+    parts = rows.chunk(sizes) if isinstance(sizes, int) else rows.split(list(sizes))
+    return parts[dist.get_rank()]
+
+
+def results(optimizer, model):
+    """What must be the same everywhere."""
+    return {
+        "theta": [p.detach().clone() for p in model.parameters()],
+        "v": [optimizer.state[p]["velocity"].clone() for p in model.parameters()],
+        "groups": optimizer.state_dict()["param_groups"],
+    }
+
+
+def train(optimizer, model, likelihood, steps, own, *, parts=1, weighted=False):
+    """Train on the rows ``own(all rows)`` of each batch, in micro-batches.
+
+    Args:
+        parts: how many micro-batches.
+        weighted: whether the loss is weighted by this process's number of samples.
+    """
+    wrapped = isinstance(model, DistributedDataParallel)
+    sometimes = (model.module if wrapped else model).sometimes
+    for step, (x, y) in enumerate(batches(steps)):
+        if isinstance(likelihood, Gaussian):
+            y = torch.nn.functional.one_hot(y, CLASSES).to(x)
+        optimizer.zero_grad()
+        pieces = own(torch.arange(len(x))).chunk(parts)
+        factor = batch_factor(sum(map(len, pieces)), model) if weighted else 1.0
+        for i, rows in enumerate(pieces):
+            last = i == len(pieces) - 1
+            with model.no_sync() if wrapped and not last else nullcontext():
+                with optimizer.tangents(model):
+                    other = {"other": True} if sometimes and step % 2 else {}
+                    loss = likelihood(model(x[rows], **other), y[rows])
+                (factor * loss / len(pieces)).backward()
+        optimizer.step()
+
+
+def alone(options, likelihood, steps=4, **model_options):
+    """One process on whole batches."""
+    model = make_model(**model_options)
+    optimizer = TANGO(model.parameters(), **options)
+    train(optimizer, model, likelihood(), steps, lambda rows: rows)
+    return results(optimizer, model)
+
+
+def ddp(options, likelihood, steps=4, *, wrapper=None, sizes=2, how=None, **model_options):
+    """This process's part under DistributedDataParallel."""
+    model = DistributedDataParallel(make_model(**model_options), **(wrapper or {}))
+    optimizer = TANGO(model.parameters(), **options)
+    train(optimizer, model, likelihood(), steps, lambda rows: share(rows, sizes), **(how or {}))
+    return results(optimizer, model.module)
+
+
+def unwrapped(options, likelihood, steps=4):
+    """A plain model, while processes are there; with the number of exchanges."""
+    model = make_model()
+    optimizer = TANGO(model.parameters(), **options)
+    with counting() as counts:
+        train(optimizer, model, likelihood(), steps, lambda rows: share(rows, 2))
+    return results(optimizer, model), counts
+
+
+@contextmanager
+def counting():
+    """Count the exchanges that tangograd makes, and their bytes."""
+    counts = {"calls": 0, "bytes": 0}
+    reduce, gather = dist.all_reduce, dist.all_gather_object
+
+    def counting_reduce(tensor, *args, **kwargs):
+        if not kwargs.get("async_op"):  # those are the wrapper's
+            counts["calls"] += 1
+            counts["bytes"] += tensor.nbytes
+        return reduce(tensor, *args, **kwargs)
+
+    def counting_gather(items, item, *args, **kwargs):
+        counts["calls"] += 1
+        counts["bytes"] += len(pickle.dumps(item))
+        return gather(items, item, *args, **kwargs)
+
+    dist.all_reduce, dist.all_gather_object = counting_reduce, counting_gather
+    try:
+        yield counts
+    finally:
+        dist.all_reduce, dist.all_gather_object = reduce, gather
+
+
+def traffic(options, steps):
+    """Bytes exchanged in each step: by DistributedDataParallel, and by tangograd itself."""
+    model = DistributedDataParallel(make_model())
+    reduced = []
+
+    def hook(state, bucket):
+        reduced[-1] += bucket.buffer().nbytes
+        return allreduce_hook(state, bucket)
+
+    model.register_comm_hook(None, hook)
+    tango = options is not None
+    optimizer = (
+        TANGO(model.parameters(), **options) if tango else torch.optim.SGD(model.parameters(), 0.1)
+    )
+    likelihood, own = Categorical(), []
+    for x, y in batches(steps):
+        rows = share(torch.arange(len(x)), 2)
+        reduced.append(0)
+        optimizer.zero_grad()
+        with counting() as counts:
+            with optimizer.tangents(model) if tango else nullcontext():
+                loss = likelihood(model(x[rows]), y[rows])
+            loss.backward()
+            optimizer.step()
+        own.append(counts)
+    return reduced, own
+
+
+class Recorded(Categorical):
+    """Keeps what it draws."""
+
+    def __init__(self, **options):
+        super().__init__(**options)
+        self.drawn, self.signs = [], []
+
+    def sample(self, outputs):
+        self.drawn.append(super().sample(outputs))
+        return self.drawn[-1]
+
+    def _signs(self, like):
+        self.signs.append(super()._signs(like))
+        return self.signs[-1]
+
+
+def draws(wrapped, rows=3000):
+    """Pseudo-samples for the same outputs everywhere, and where the generator then stands."""
+    model = make_model()
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    model = DistributedDataParallel(model) if wrapped else model
+    torch.manual_seed(0)
+    likelihood = Recorded(fisher="sampled")
+    optimizer = TANGO(model.parameters(), gamma=0.01)
+    with optimizer.tangents(model):
+        likelihood(model(torch.ones(rows, INPUTS)), torch.zeros(rows, dtype=torch.long))
+    return likelihood.drawn[0], likelihood.signs[0], likelihood.generator.get_state()
+
+
+def tracked():
+    """A Gaussian likelihood that learns its variance; what it has learned."""
+    likelihood = Gaussian("tracked")
+    options = {"gamma": 0.05, "preconditioner": None}
+    found = ddp(options, lambda: likelihood, sizes=(7, 5), how={"weighted": True})
+    return found, float(likelihood.variance)
+
+
+def one_cannot_run_again(steps=3):
+    """One of the processes does something between model and likelihood."""
+    model = DistributedDataParallel(make_model())
+    optimizer, likelihood = TANGO(model.parameters()), Known()
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        for x, y in batches(steps):
+            rows = share(torch.arange(len(x)), 2)
+            optimizer.zero_grad()
+            with optimizer.tangents(model):
+                loss = likelihood(model(x[rows]) * (1 + dist.get_rank()), y[rows])
+            loss.backward()
+            optimizer.step()
+    return results(optimizer, model.module), [str(w.message) for w in said]

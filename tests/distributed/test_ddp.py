@@ -1,0 +1,79 @@
+"""DistributedDataParallel: two processes are one process on the union of their batches."""
+
+from functools import partial
+
+import pytest
+import torch
+
+from tangograd import Gaussian
+from tests.distributed import jobs
+from tests.distributed.compare import assert_close, assert_identical, flat
+from tests.distributed.jobs import Known
+
+PLAIN = {"lr": 0.2, "gamma": 0.05, "preconditioner": None}
+PRIOR = PLAIN | {"weight_decay": 0.1}
+
+WRAPPERS = {
+    "default": {},
+    "find-unused": {"find_unused_parameters": True},
+    "static-graph": {"static_graph": True},
+    "bucket-view": {"gradient_as_bucket_view": True},
+}
+
+
+@pytest.mark.parametrize("fisher", ["expected", "sampled", "empirical"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_two_processes_equal_one(pair, wrapper, fisher):
+    likelihood = partial(Known, fisher=fisher)
+    one = jobs.alone(PRIOR, likelihood)
+    two = pair.run(jobs.ddp, PRIOR, likelihood, wrapper=WRAPPERS[wrapper])
+    assert_identical(*two)
+    assert_close(two[0], one)
+
+
+def test_parameters_unused_in_some_steps(pair):
+    one = jobs.alone(PLAIN, Known, sometimes=True)
+    wrapper = {"find_unused_parameters": True}
+    two = pair.run(jobs.ddp, PLAIN, Known, wrapper=wrapper, sometimes=True)
+    assert_identical(*two)
+    assert_close(two[0], one)
+
+
+@pytest.mark.parametrize("fisher", ["expected", "sampled", "empirical"])
+def test_accumulation_without_synchronisation(pair, fisher):
+    likelihood = partial(Known, fisher=fisher)
+    one = jobs.alone(PLAIN, likelihood)
+    two = pair.run(jobs.ddp, PLAIN, likelihood, how={"parts": 3})
+    assert_identical(*two)
+    assert_close(two[0], one)
+
+
+def test_unequal_batches_count_by_their_samples_with_the_factor(pair):
+    one = jobs.alone(PRIOR, Known)
+    weighted = pair.run(jobs.ddp, PRIOR, Known, sizes=(8, 4), how={"weighted": True})
+    assert_identical(*weighted)
+    assert_close(weighted[0], one)
+
+
+def test_unequal_batches_count_alike_without_it(pair):
+    """The mean of the processes' means, as for any optimizer under DistributedDataParallel."""
+    one = jobs.alone(PLAIN, Known)
+    mean_of_means = pair.run(jobs.ddp, PLAIN, Known, sizes=(8, 4))[0]
+    assert (flat(mean_of_means) - flat(one)).abs().max() > 1e-3
+
+
+def test_a_tracked_variance_is_that_of_all_batches(pair):
+    likelihood = Gaussian("tracked")
+    one = jobs.alone(PLAIN | {"lr": 0.1}, lambda: likelihood)
+    (first, variance), (second, same) = pair.run(jobs.tracked)
+    assert variance == same
+    assert variance == pytest.approx(float(likelihood.variance), rel=1e-12)
+    assert_identical(first, second)
+    assert_close(first, one)
+
+
+def test_a_plain_model_trains_alone(pair):
+    """An initialised process group says nothing about who trains together."""
+    (first, counts), (second, _) = pair.run(jobs.unwrapped, {"lr": 0.2}, Known)
+    assert counts == {"calls": 0, "bytes": 0}
+    assert not torch.equal(flat(first), flat(second))
