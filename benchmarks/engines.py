@@ -23,9 +23,9 @@ Every model has a process of its own. An engine that cannot do a model is a row 
 from __future__ import annotations
 
 import argparse
-import inspect
 import logging
 import os
+import re
 import statistics
 import time
 import warnings
@@ -53,6 +53,7 @@ PAST_THE_FIRST = 1041  # a step number far from the first ones, powers of two an
 REFRESHES = (1060, 1080)  # step numbers, one of each kind
 GAMMA, LR = 1e-3, 0.1
 VOCABULARY, WIDTH = 256, 128
+COMPUTES = re.compile(r"engine '([\w-]+)' computes")  # what is said at INFO level
 
 
 # ------------------------------------------------------------------ the models
@@ -202,22 +203,14 @@ def sgd(case: Case, x: Tensor, y: Tensor) -> Trainee:
     return Trainee(optimizer, step)
 
 
-def chosen(engine: str) -> dict[str, str]:
-    """The option that names the engine; versions without it have dual numbers alone."""
-    if "engine" in inspect.signature(TANGO).parameters:
-        return {"engine": engine}
-    if engine == "dual":
-        return {}
-    raise NotImplementedError(f"this version of TANGO has no engine={engine!r}, only dual numbers")
-
-
 def tango(case: Case, x: Tensor, y: Tensor, engine: str) -> Trainee:
     model, likelihood = case.make(), Categorical()
     if engine == DEFAULTS:
         optimizer = TANGO(model.parameters())
     else:
-        options = {"lr": LR, "gamma": GAMMA, "preconditioner": None} | chosen(engine)
-        optimizer = TANGO(model.parameters(), **options)
+        optimizer = TANGO(
+            model.parameters(), lr=LR, gamma=GAMMA, preconditioner=None, engine=engine
+        )
 
     def step() -> None:
         optimizer.zero_grad()
@@ -321,7 +314,7 @@ def _measure(case: Case, engine: str, rounds: int, seed: int) -> Row:
             for _ in range(3):
                 ours.step()
                 plain.step()
-            picked |= {text for text in said if "engine" in text}
+            picked |= {found[1] for text in said if (found := COMPUTES.match(text))}
         ours.optimizer.param_groups[0]["steps"] = PAST_THE_FIRST
         in_turns(plain, ours, block, block)
         pairs += [in_turns(plain, ours, steps, block) for _ in range(rounds)]
@@ -368,8 +361,12 @@ def show(rows: list[Row]) -> None:
         goals = [f"{row[kind] or '-'!s}" for kind in ("time_goal", "memory_goal")]
         print(
             f"{start}{row['ratio']:6.2f}  {low:5.2f} - {high:<5.2f}{goals[0]:>5}"
-            f"{row['memory_ratio']:8.2f}{goals[1]:>6}  {row['picked'] or ''}"
+            f"{row['memory_ratio']:8.2f}{goals[1]:>6}  {_choice(row)}"
         )
+
+
+def _choice(row: Row) -> str:
+    return "" if row["picked"] in (None, row["engine"]) else f"chose {row['picked']}"
 
 
 def missed(rows: list[Row]) -> list[str]:

@@ -220,3 +220,38 @@ def test_frozen_parameters_have_no_curvature_and_stay():
             loss.backward()
             optimizer.step()
     assert model.bias.equal(before)
+
+
+class Symmetric(nn.Module):
+    """Its outputs depend neither on the bias before normalisation nor on that of the keys."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.norm = nn.Linear(3, 4), nn.BatchNorm1d(4)
+        self.query, self.key, self.last = nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        h = self.norm(self.first(x)).tanh()
+        attention = (self.query(h) @ self.key(h).T).softmax(-1)
+        return self.last(attention @ h)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("preconditioner", ["auto", "rmsprop", "kronecker"])
+def test_directions_without_curvature_do_not_run_away(preconditioner, dtype):
+    """Their gradients are rounding errors, and so is what C would divide by."""
+    model, likelihood = Symmetric().to(dtype), Categorical()
+    optimizer = TANGO(model.parameters(), preconditioner=preconditioner)
+    x, y = torch.randn(20, 3, dtype=dtype), torch.randint(4, (20,))
+    before = [model.first.bias.detach().clone(), model.key.bias.detach().clone()]
+    losses = []
+    for _ in range(30):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+    for bias, start in zip((model.first.bias, model.key.bias), before, strict=True):
+        assert (bias - start).abs().max() < 1

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
 from torch import Tensor
 
+from tangograd.gamma import GammaRule
 from tangograd.groups import Group
 from tangograd.measurement import Measurement
+from tangograd.preconditioners import Preconditioner
+from tangograd.shards import all_finite, local, over_shards
 from tangograd.vectors import dot
 
 
@@ -69,6 +73,22 @@ def check_factors(blocks: list[Measurement]) -> None:
         )
 
 
+def check_sharded(rules: list[GammaRule], Cs: list[Preconditioner]) -> None:
+    """Parameters spread over processes have no gradients of single samples, nor whole matrices."""
+    for rule in rules:
+        if rule.needs_pseudo_gradients:
+            raise NotImplementedError(
+                f"{type(rule).__name__} measures gradients of single samples, which there are none "
+                'of for parameters sharded by fully_shard: use gamma="auto" or a number'
+            )
+    for C in Cs:
+        if not C.elementwise:
+            raise NotImplementedError(
+                f"{type(C).__name__} multiplies whole tensors, and parameters sharded by "
+                'fully_shard are there in parts: use preconditioner="auto", "rmsprop" or None'
+            )
+
+
 #: A factor of the loss from here on may be the scale of a GradScaler.
 SCALE = 1024.0
 
@@ -108,11 +128,24 @@ def check_gradients(named: list[tuple[str, Tensor]]) -> None:
                 "use sparse=False in the embedding"
             )
     # One number shows whether anything is wrong; only then is it worth looking where.
-    if math.isfinite(sum(float(grad.sum()) for _, grad in named)):
+    grads = [grad for _, grad in named]
+    if math.isfinite(over_shards([float(local(grad).sum()) for grad in grads], grads)):
         return
     for name, grad in named:
-        if not bool(grad.isfinite().all()):
+        if not all_finite([grad]):
             raise FloatingPointError(
                 f"the gradient of parameter {name!r} is not finite. The step is not taken and the "
                 "state is untouched; check the batch, or lower gamma or lr."
+            )
+
+
+def check_unchanged(versions: Mapping[Tensor, int], names: Mapping[int, str]) -> None:
+    """The step is for the parameters of the forward pass: they must not have changed since."""
+    for p, version in versions.items():
+        if p._version != version:
+            name = names.get(id(p), f"of shape {tuple(p.shape)}")
+            raise RuntimeError(
+                f"the parameter {name!r} was changed between the `tangents` block and the step, so "
+                "the bracket in p.grad is that of other values. Change parameters after the step "
+                "(projections, clipping, loading), and run the block again; nothing was changed."
             )

@@ -28,6 +28,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
+from tangograd.shards import is_shard, whole_tensor
+from tangograd.tangents import pull_back
+
 T = TypeVar("T")
 
 
@@ -73,8 +76,9 @@ class Peers:
         found = list(tensors)
         if self.size == 1:
             return found
-        for dtype in dict.fromkeys(x.dtype for x in tensors):
-            places = [i for i, x in enumerate(tensors) if x.dtype == dtype]
+        whole = [i for i, x in enumerate(tensors) if not is_shard(x)]  # shards are agreed on
+        for dtype in dict.fromkeys(tensors[i].dtype for i in whole):
+            places = [i for i in whole if tensors[i].dtype == dtype]
             total = torch.cat([found[i].reshape(-1) for i in places])
             dist.all_reduce(total, group=self.group)
             pieces = total.div_(self.size).split([found[i].numel() for i in places])
@@ -90,8 +94,32 @@ class Peers:
         dist.all_gather_object(items, item, group=self.group)
         return items
 
+    @property
+    def sharded(self) -> bool:
+        """Whether each has a part of the parameters."""
+        return self.wrapper is not None and not isinstance(self.wrapper, DistributedDataParallel)
+
+    def pull_back(
+        self, outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
+    ) -> list[Tensor]:
+        """``Jᵀ u`` of this process's outputs; for sharded parameters, its mean over processes."""
+        if self.sharded:
+            self._check_synchronised()
+            return _pull_back_to_shards(outputs, parameters, cotangents)
+        with self._undisturbed():
+            return pull_back(outputs, parameters, cotangents)
+
+    def _check_synchronised(self) -> None:
+        units = [module for module in self.wrapper.modules() if is_unit(module)]  # type: ignore[union-attr]
+        if not all(group.reduce_grads for unit in units for group in _groups(unit)):
+            raise RuntimeError(
+                "set_requires_gradient_sync(False) leaves gradients of micro-batches on each "
+                "process, where what γ and C measure would be mixed with them: synchronise every "
+                "micro-batch, or use a number for gamma and preconditioner=None"
+            )
+
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def _undisturbed(self) -> Iterator[None]:
         """Pull back through the wrapper's graph without its taking that for the backward pass.
 
         With ``static_graph=True``, DistributedDataParallel starts its first reduction from a node
@@ -107,7 +135,6 @@ class Peers:
             yield
         finally:
             wrapper._static_graph_delay_allreduce_enqueued = before
-
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -136,6 +163,9 @@ def peers(model: nn.Module | None) -> Peers:
     if isinstance(model, DistributedDataParallel):
         return Peers(model.process_group, next(model.parameters()).device, model)
     if model is not None and is_sharded(model):
+        for unit in model.modules():
+            if is_unit(unit):
+                unit.reshard()  # type: ignore[operator]  # after an evaluation, a root is not
         mesh: Any = next(p for p in model.parameters() if is_shard(p)).device_mesh  # type: ignore[attr-defined]
         if mesh.ndim > 1:
             raise NotImplementedError(
@@ -191,12 +221,6 @@ def batch_factor(samples: float, model: nn.Module) -> float:
 # ---------------------------------------------------------------------- sharded models
 
 
-def is_shard(tensor: Tensor) -> bool:
-    """Whether the tensor is spread over processes."""
-    tensors = sys.modules.get("torch.distributed.tensor")  # its import takes long
-    return tensors is not None and isinstance(tensor, tensors.DTensor)
-
-
 def is_sharded(model: nn.Module) -> bool:
     """Whether the model's parameters are spread over processes, by ``fully_shard``."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
@@ -244,6 +268,11 @@ def fsdp_tangent_pass(
             return (model.forward if inside else model)(*args, **kwargs)
 
 
+def _groups(unit: nn.Module) -> list[Any]:
+    """The groups of parameters that a unit of ``fully_shard`` gathers."""
+    return list(unit._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
+
+
 class _Unit:
     """A unit of ``fully_shard``, and the tangents of its parameters, by their identities.
 
@@ -253,21 +282,21 @@ class _Unit:
 
     def __init__(self, module: nn.Module, moving: dict[int, Tensor]) -> None:
         self.module = module
-        self.state = module._get_fsdp_state()  # type: ignore[operator]
-        self.groups = self.state._fsdp_param_groups
+        self.groups = _groups(module)
         self.moving = moving
         self._plain: list[tuple[nn.Module, str, Tensor]] = []
 
     def running(self) -> bool:
         """Whether the unit is in its forward pass."""
-        return bool(self.state._training_state.name == "FORWARD")
+        state = self.module._get_fsdp_state()  # type: ignore[operator]
+        return bool(state._training_state.name == "FORWARD")
 
     @contextmanager
     def hooked(self) -> Iterator[None]:
         """Make the parameters dual in each forward pass; the backward pass will know of none."""
-        orders = {id(g.comm_ctx): g.comm_ctx.post_forward_order for g in self.groups}
-        kept = [(order, len(order)) for order in orders.values()]
-        kept += [(g._post_forward_indices, len(g._post_forward_indices)) for g in self.groups]
+        orders = [getattr(g.comm_ctx, "post_forward_order", []) for g in self.groups]
+        orders += [g._post_forward_indices for g in self.groups]
+        kept = [(order, len(order)) for order in orders]
         hooks = (
             self.module.register_forward_pre_hook(lambda *_: self._enter()),
             self.module.register_forward_hook(
@@ -314,12 +343,22 @@ class _Unit:
         self._plain.clear()
 
 
+def _pull_back_to_shards(
+    outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
+) -> list[Tensor]:
+    """By a backward pass, for there is no other way to parameters that are gathered on the way."""
+    kept = [p.grad for p in parameters]
+    for p in parameters:
+        p.grad = None
+    try:
+        torch.autograd.backward(outputs, cotangents, retain_graph=True)
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    finally:
+        for p, grad in zip(parameters, kept, strict=True):
+            p.grad = grad
+
+
 def is_unit(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was called on the module itself."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     return fsdp is not None and isinstance(module, fsdp.FSDPModule)
-
-
-def whole_tensor(tensor: Tensor) -> Tensor:
-    """All of a sharded tensor; all processes must ask for it."""
-    return tensor.full_tensor() if is_shard(tensor) else tensor  # type: ignore[attr-defined]

@@ -26,7 +26,7 @@ from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
 from tangograd.statistics import Pulled
-from tangograd.tangents import Session, Share, Term, check_term, pull_back
+from tangograd.tangents import Session, Share, Term, check_term
 from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
@@ -130,8 +130,7 @@ def measure(
     for term in terms:
         for i, copy in plan:
             cotangent, weight = term.draw(positions[i], copy)
-            with here().undisturbed():
-                gradient = pull_back([term.outputs], session.parameters, [cotangent])
+            gradient = here().pull_back([term.outputs], session.parameters, [cotangent])
             if samples == 2:
                 check_term(session, term, cotangent, gradient)
             gradients.append(gradient)
@@ -192,7 +191,7 @@ def learn(
 
 
 def _as_part_of(block: Measurement, peers: Peers) -> Measurement:
-    """The block with its share in the mean over processes, without what only one of them can use."""
+    """The block with its share in the mean over processes, without what one alone can use."""
     shares = [Share(share.factor / peers.size) for share in block.shares]
     return replace(block, shares=shares, observations=[], pulled=[], replay=None)
 

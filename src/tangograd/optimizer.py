@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -21,7 +22,9 @@ from tangograd.checks import (
     check_options,
     check_parameters,
     check_scale,
+    check_sharded,
     check_state,
+    check_unchanged,
     rate,
 )
 from tangograd.conditions import Conditions
@@ -36,6 +39,7 @@ from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, Session
+from tangograd.vectors import dot
 
 T = TypeVar("T")
 
@@ -67,6 +71,22 @@ def tango_update(
     for theta_i, v_i, C_bracket in zip(theta, v, preconditioned, strict=True):
         v_i.mul_(1 - dt_previous).add_(C_bracket, alpha=gamma)
         theta_i.sub_(v_i, alpha=1.0 if accelerated else dt)
+
+
+@dataclass
+class OpenStep:
+    """What was done since the last step.
+
+    It is changed in place, never replaced: a wrapper that imitates the optimizer's class, as
+    Lightning's does, runs the methods with itself for ``self``, and has this in common with it.
+
+    Attributes:
+        blocks: the `tangents` blocks.
+        peers: the processes that train the model of the last one.
+    """
+
+    blocks: list[Measurement] = field(default_factory=list)
+    peers: distributed.Peers = distributed.ALONE
 
 
 class TANGO(Optimizer):
@@ -131,9 +151,9 @@ class TANGO(Optimizer):
     #: Set it to the GradScaler that scales the loss, if there is one: γ and C must know its scale.
     scaler: torch.amp.GradScaler | None
     _engines: Engines
-    _pending: list[Measurement]  # the `tangents` blocks since the last step
-    _peers: distributed.Peers  # the processes that train the model of the last block
+    _open: OpenStep
     _names: dict[int, str]  # names of the model's parameters, for messages
+    _versions: dict[Tensor, int]  # how often parameters had been changed after the last block
     _quotient: float
     _bound: NecessaryBound
     _said_blind: bool
@@ -180,6 +200,9 @@ class TANGO(Optimizer):
         except (TypeError, ValueError):
             self.param_groups.pop()
             raise
+        if not any(p.is_meta for p in group["params"]):
+            group["preconditioner"].start(group["params"])
+            self._velocities(group)
 
     def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
         """The rule meant; a name means the same rule, with one γ, in all groups."""
@@ -216,8 +239,8 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        self._peers = distributed.peers(model)
-        with distributed.among(self._peers), self._block(model, None):
+        self._open.peers = distributed.peers(model)
+        with distributed.among(self._open.peers), self._block(model, None):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -235,14 +258,14 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        self._peers = distributed.peers(model)
+        self._open.peers = distributed.peers(model)
         before = Conditions(model)
         try:
-            with distributed.among(self._peers), self._block(model, closure):
+            with distributed.among(self._open.peers), self._block(model, closure):
                 return closure()
         except NoFormulaError:  # the engines that remain are tried
             before.restore()
-            with distributed.among(self._peers), self._block(model, closure):
+            with distributed.among(self._open.peers), self._block(model, closure):
                 return closure()
 
     @contextmanager
@@ -251,6 +274,8 @@ class TANGO(Optimizer):
     ) -> Iterator[None]:
         """A forward pass with tangents, and what is to be measured of it."""
         self._check_model(model)
+        if all(p.grad is None for group in self.param_groups for p in group["params"]):
+            self._discard()  # as after model.zero_grad()
         step = self.param_groups[0]["steps"]
         rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
         due = refresh.is_due(step, rules, Cs)
@@ -266,6 +291,7 @@ class TANGO(Optimizer):
                 "gradient would be that of SGD: compute the loss with a likelihood (such as "
                 "tangograd.Categorical) inside the block."
             )
+        self._versions = {p: p._version for p in session.parameters}
         if replay:
             replay.terms = session.terms
         draws = 1 if step else max(C.first_draws for C in Cs)
@@ -277,7 +303,7 @@ class TANGO(Optimizer):
             pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
             replay=replay,
         )
-        self._pending.append(block)
+        self._open.blocks.append(block)
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
@@ -291,6 +317,8 @@ class TANGO(Optimizer):
                     "requires_grad_(False)."
                 )
             self._names[id(p)] = name
+        if self._open.peers.sharded:
+            check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
     def _velocities(self, group: dict[str, Any]) -> list[Tensor]:
         """The velocity of each parameter; frozen ones are constants, with velocity 0."""
@@ -334,8 +362,11 @@ class TANGO(Optimizer):
         """Of how many samples to look at pseudo-gradients in this step.
 
         Two, for the necessary bound, in the first steps and then at powers of two; otherwise one
-        when a γ rule asks for it, and none when γ is a number. "auto" measures by itself.
+        when a γ rule asks for it, and none when γ is a number. "auto" measures by itself. Sharded
+        parameters have no gradients of single samples.
         """
+        if self._open.peers.sharded:
+            return 0
         if all(isinstance(self._gamma(group), Auto) for group in self.param_groups):
             return 0
         if step < NecessaryBound.ENOUGH or step & (step - 1) == 0:
@@ -345,7 +376,11 @@ class TANGO(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; blocks whose gradients are thereby discarded no longer count."""
         super().zero_grad(set_to_none)
-        self._pending = [block for block in self._pending if not block.used]
+        self._discard()
+
+    def _discard(self) -> None:
+        """Forget the blocks whose gradients are gone."""
+        self._open.blocks = [block for block in self._open.blocks if not block.used]
 
     # ------------------------------------------------------------------ the step
 
@@ -364,7 +399,7 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks = [block for block in self._pending if block.used]
+        blocks = [block for block in self._open.blocks if block.used]
         if not blocks:
             raise RuntimeError(
                 "step() needs a loss from inside `with optimizer.tangents(model):` (or "
@@ -372,10 +407,11 @@ class TANGO(Optimizer):
                 "would silently be SGD."
             )
         check_factors(blocks)
+        check_unchanged(self._versions, self._names)
         for group in self.param_groups:
             check_options(group)
             self._gamma(group)
-        self._pending = []
+        self._open.blocks = []
         check_gradients(list(self._named_gradients()))
         groups = [self._as_group(group) for group in self.param_groups]
         if self.scaler is None:
@@ -387,7 +423,7 @@ class TANGO(Optimizer):
         at_once = any(rule.due for rule in autos(self._rules())) or any(
             group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
         )
-        self._quotient, stopped = guard.look(blocks, groups, self._peers)
+        self._quotient, stopped = guard.look(blocks, groups, self._open.peers)
         planned, C_brackets = self._plan(blocks, groups, stopped, at_once=at_once)
         for group, now, C_bracket in zip(self.param_groups, groups, C_brackets, strict=True):
             if id(now.rule) in stopped:
@@ -410,7 +446,7 @@ class TANGO(Optimizer):
             observed.setdefault(callback, []).append(observation)
         for callback, observations in observed.items():
             if any(observation is not None for observation in observations):
-                everyone = self._peers.gather(observations)
+                everyone = self._open.peers.gather(observations)
                 observations = [observation for theirs in everyone for observation in theirs]
             callback(observations)
         return loss
@@ -428,7 +464,7 @@ class TANGO(Optimizer):
 
         def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
             C_brackets = [group.C.apply(group.bracket) for group in groups]
-            return guard.limited_gammas(blocks, groups, C_brackets, self._peers), C_brackets
+            return guard.limited_gammas(blocks, groups, C_brackets, self._open.peers), C_brackets
 
         planned = None if refreshing and at_once else plan()
         if refreshing:
@@ -439,7 +475,7 @@ class TANGO(Optimizer):
                 step=self.param_groups[0]["steps"],
                 dt=max(rate(group) for group in self.param_groups),
                 stopped=stopped,
-                peers=self._peers,
+                peers=self._open.peers,
             )
             if failure is not None:
                 self._say_blind(failure)
@@ -491,7 +527,7 @@ class TANGO(Optimizer):
     def _update_gamma(self, blocks: list[Measurement]) -> None:
         """Let the rules learn, and warn past the necessary bound, and again when it doubles."""
         rules = [group["gamma"] for group in self.param_groups]
-        learn(blocks, rules, self._bound, self._peers)
+        learn(blocks, rules, self._bound, self._open.peers)
         if self._bound.excess > max(1.0, 2 * self._warned):
             self._warned = self._bound.excess
             warnings.warn(
@@ -572,13 +608,18 @@ class TANGO(Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As torch's: the rule's and the preconditioner's statistics stand in their group."""
         kept = [(group, self._gamma(group), group["preconditioner"]) for group in self.param_groups]
+        without = self._without_leading()
         for group, gamma, C in kept:  # so that hooks, too, see tensors and plain numbers
             group |= {"gamma": gamma.state_dict(), "preconditioner": C.state_dict()}
+        for p in without:  # the same keys at all times, for distributed checkpoints
+            self.state[p]["leading"] = torch.zeros_like(p)
         try:
             return super().state_dict()
         finally:
             for group, gamma, C in kept:
                 group |= {"gamma": gamma, "preconditioner": C}
+            for p in without:
+                self.state[p] = {k: x for k, x in self.state[p].items() if k != "leading"}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Continue a saved run; the γ rules and preconditioners must be of the kinds saved."""
@@ -589,6 +630,21 @@ class TANGO(Optimizer):
             gamma.load_state_dict(group["gamma"])
             C.load_state_dict(group["preconditioner"])
             group |= {"gamma": gamma, "preconditioner": C}
+        known = [state for state in self.state.values() if "leading" in state]
+        leading = [state["leading"] for state in known]
+        if not dot(leading, leading):
+            for state in known:
+                del state["leading"]
+
+    def _without_leading(self) -> list[Tensor]:
+        """Parameters whose "auto" γ has not iterated for a leading eigenvector yet."""
+        return [
+            p
+            for group in self.param_groups
+            if isinstance(self._gamma(group), Auto)
+            for p in group["params"]
+            if p in self.state and "leading" not in self.state[p]
+        ]
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engines": self._engines}
@@ -600,9 +656,9 @@ class TANGO(Optimizer):
     def _forget(self) -> None:
         """What is not part of the state: the open step, names, and what was last reported."""
         self.scaler = None
-        self._pending = []
-        self._peers = distributed.ALONE
+        self._open = OpenStep()
         self._names = {}
+        self._versions = {}
         self._quotient = math.nan
         self._bound = NecessaryBound()
         self._warned = 0.0

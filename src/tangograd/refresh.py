@@ -20,7 +20,7 @@ from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
 from tangograd.preconditioners import Preconditioner
 from tangograd.statistics import combine, probe
-from tangograd.tangents import CannotReplayError, pull_back
+from tangograd.tangents import CannotReplayError
 from tangograd.vectors import dot
 
 EVERY = 20
@@ -257,7 +257,8 @@ def _fisher(
     groups, peers = batch.groups, batch.peers
     priors = [group.prior for group in groups for p in group.params if p.requires_grad]
     failure: CannotReplayError | None = None
-    quadratic, product = 0.0, []
+    quadratic = 0.0
+    product: list[Tensor] = []
     try:
         with peers.inside():
             quadratic, product = _own_fisher(batch, x, with_product=with_product)
@@ -288,7 +289,7 @@ def _own_fisher(
             outputs.append(z)
             cotangents.append(Ht)
         if with_product:
-            pulled = pull_back(outputs, parameters, cotangents)
+            pulled = batch.peers.pull_back(outputs, parameters, cotangents)
             product = [total + piece for total, piece in zip(product, pulled, strict=True)]
     return quadratic, product
 

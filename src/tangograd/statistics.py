@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from tangograd.distributed import ALONE, Peers, here
-from tangograd.tangents import LayerCall, Session, Share, check_term, pull_back
+from tangograd.tangents import LayerCall, Session, Share, check_term
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
@@ -101,6 +101,9 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
         return []
     calls = [call for call in session.layers or [] if _has_factors(call)]
     parameters, n = list(session.parameters), len(session.parameters)
+    peers = here()
+    # the mean of several processes' h is √size too short to have their mean F̂
+    spread = peers.size**0.5 if peers.sharded else 1.0
     pulled = []
     for term in session.terms:
         if not term.outputs.requires_grad:
@@ -110,10 +113,9 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
         layers = _input_moments(calls) if "layers" in needs else {}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
-            cotangent = term.probe()
-            with here().undisturbed():
-                h = pull_back([term.outputs], targets, [cotangent])
-            if check and draw == 0:
+            cotangent = term.probe() * spread
+            h = peers.pull_back([term.outputs], targets, [cotangent])
+            if check and draw == 0 and not peers.sharded:
                 check_term(session, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
                 layer, delta = layers[id(call.weight)], _rows_of_outputs(call, from_above)
@@ -126,10 +128,11 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
             else:
                 for total, x in zip(squares, h[:n], strict=True):
                     total.addcmul_(x, x, value=1 / draws)
-        gradient: list[Tensor] = []
-        if "gradient" in needs:
-            with here().undisturbed():
-                gradient = pull_back([term.outputs], parameters, [term.gradient])
+        gradient = (
+            peers.pull_back([term.outputs], parameters, [term.gradient])
+            if "gradient" in needs
+            else []
+        )
         pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, layers))
     return pulled
 
@@ -166,7 +169,7 @@ def probe(
             [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
         )
     )
-    return h if peers.size == 1 else [x * peers.size**0.5 for x in h]
+    return h if peers.size == 1 or peers.sharded else [x * peers.size**0.5 for x in h]
 
 
 def _total(

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from tangograd.shards import local, over_shards
+
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
     """All elements in order, as one vector.
@@ -33,4 +35,5 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     >>> dot([torch.ones(2), torch.tensor(2.0)], [torch.ones(2), torch.tensor(5.0)])
     12.0
     """
-    return sum(float(torch.dot(x.reshape(-1), y.reshape(-1))) for x, y in zip(a, b, strict=True))
+    pairs = [(local(x).reshape(-1), local(y).reshape(-1)) for x, y in zip(a, b, strict=True)]
+    return over_shards([float(torch.dot(x, y)) for x, y in pairs], a)

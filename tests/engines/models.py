@@ -155,9 +155,7 @@ MODELS = {
         numbers(3),
     ),
     "compiled part": (
-        lambda: Named(
-            torch.compile(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), backend="eager"), 4
-        ),
+        lambda: Named(torch.compile(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), backend="eager"), 4),
         numbers(3),
     ),
     "derivative inside": (Energy, numbers(4)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from tangograd.engines.passes import (
     difference,
     eagerly,
     has_compiled,
+    outside_the_level,
     refuse_low_precision,
 )
 from tangograd.tangents import DisagreementError, Session, activated, load_formulas
@@ -142,7 +143,8 @@ def _enter(
     session.exact = engine is None or engine.exact
     if engine is None:
         assert model is not None
-        session.supply = _from_graph(parameters, tangents)
+        if any(each.whole_block or isinstance(each, DoubleBackward) for each in engines.candidates):
+            session.supply = _from_graph(parameters, tangents)  # parts of the model may be called
         stack.enter_context(intercepted(model, _choosing(engines, model, session)))
         if session.layers is not None:
             stack.enter_context(Recording(session.layers, parameters))
@@ -161,10 +163,32 @@ def _enter(
             )
         if closure is None and model is not None:
             stack.enter_context(
-                intercepted(model, lambda call: engine.run(call, parameters, tangents))
+                intercepted(
+                    model,
+                    _once(engine, session)
+                    if isinstance(engine, Compiled)
+                    else lambda call: engine.run(call, parameters, tangents),
+                )
             )
         if session.layers is not None:
             stack.enter_context(Recording(session.layers, parameters))
+
+
+def _once(engine: Compiled, session: Session) -> Callable[[Call], Any]:
+    """Compiled passes need the dual level closed, which ends the tangents there are."""
+    calls = 0
+
+    def handle(call: Call) -> Any:
+        nonlocal calls
+        calls += 1
+        if calls > 1:
+            raise RuntimeError(
+                'engine="compiled" runs a model once in a `tangents` block: put its inputs '
+                'together in one batch, or use engine="auto"'
+            )
+        return engine.run(call, session.parameters, session.tangents)
+
+    return handle
 
 
 def _choosing(engines: Engines, model: nn.Module, session: Session) -> Callable[[Call], Any]:
@@ -178,13 +202,12 @@ def _choosing(engines: Engines, model: nn.Module, session: Session) -> Callable[
             engine = engines.settle(model, None, _choose_for_call(engines, call, session))
             session.exact = engine.exact
             if engine.whole_block:
-                outputs = engine.run(call, session.parameters, session.tangents)
-                make_dual_(session.parameters, session.tangents)  # for the rest of the block
-                return outputs
-        if engine.whole_block:
-            with eagerly(model), engine.mode():
-                return call.plain(*call.args, **call.kwargs)
-        return engine.run(call, session.parameters, session.tangents)
+                make_dual_(session.parameters, session.tangents)
+        if not engine.whole_block:
+            return engine.run(call, session.parameters, session.tangents)
+        lean = Lean(session.layers, session.parameters) if engine.lean else nullcontext()
+        with eagerly(model), lean:
+            return call.plain(*call.args, **call.kwargs)
 
     return handle
 
@@ -209,7 +232,7 @@ def _choose_for_call(engines: Engines, call: Call, session: Session) -> Engine:
 
     what = type(call.inner).__name__
     try:
-        with _outside_the_level():
+        with outside_the_level():
             return choice.choose(allowed, session.parameters, conditions, run, what)
     except DisagreementError as error:
         where = choice.blame(trial, tried[-1], session.parameters, conditions)
@@ -220,16 +243,6 @@ def _choose_for_call(engines: Engines, call: Call, session: Session) -> Engine:
         with conditions.restored():
             call.run(*call.args, **call.kwargs)  # the user's own error, if it is one
         raise
-
-
-@contextmanager
-def _outside_the_level() -> Iterator[None]:
-    """Close the block's dual level for a while: nothing carries a tangent yet."""
-    forward_ad.exit_dual_level()
-    try:
-        yield
-    finally:
-        forward_ad.enter_dual_level()
 
 
 def _wrapped(call: Call) -> bool:
@@ -282,8 +295,8 @@ def _first_pass(
                 found = [t for _, t in choice.pairs_of(_received(closure, session))]
         else:
             refuse_low_precision(session.parameters)
-            with torch.no_grad(), _moved(session.parameters, tangents, epsilon):
-                found = [z.clone() for z in _received(closure, session)]
+            with _moved(session.parameters, tangents, epsilon):
+                found = [z.detach().clone() for z in _received(closure, session)]
     waiting = iter(found)
 
     def supply(z: Tensor) -> Tensor | None:
@@ -313,14 +326,14 @@ def _received(closure: Callable[[], object], session: Session) -> list[Tensor]:
 @contextmanager
 def _moved(parameters: Sequence[Tensor], v: Sequence[Tensor], epsilon: float) -> Iterator[None]:
     """``θ + εv`` in the place of θ."""
-    values = [p.clone() for p in parameters]
-    with _unsafe_preserve_version_counter(tuple(parameters)):
+    values = [p.detach().clone() for p in parameters]
+    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
         for p, v_p in zip(parameters, v, strict=True):
             p.add_(v_p, alpha=epsilon)
     try:
         yield
     finally:
-        with _unsafe_preserve_version_counter(tuple(parameters)):
+        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
             for p, value in zip(parameters, values, strict=True):
                 p.copy_(value)
 

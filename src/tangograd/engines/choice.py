@@ -127,7 +127,7 @@ def blame(
                 engine.run(call._replace(plain=call.run), parameters, v)
             except DisagreementError:
                 return f"{name} ({type(module).__name__})"
-            except Exception:  # noqa: BLE001, S112 - it cannot be looked at alone
+            except Exception:
                 continue
     return None
 
@@ -137,16 +137,16 @@ def _looking(
     module: nn.Module, parameters: Sequence[Tensor], v: Sequence[Tensor]
 ) -> Iterator[None]:
     """Check the module at each of its calls."""
-    cut: list[Tensor] = []
+    cut: list[tuple[Tensor, Tensor]] = []  # inputs, and their tangents
 
     def fresh(x: Tensor) -> Tensor:
         z, t = forward_ad.unpack_dual(x)
         if not z.is_floating_point():
             return x
         z = z.detach().requires_grad_()
-        x = z if t is None else forward_ad.make_dual(z, t)
-        cut.append(x)
-        return x
+        cut.append((z, torch.zeros_like(z) if t is None else t))
+        dual: Tensor = z if t is None else forward_ad.make_dual(z, t)
+        return dual
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         del module
@@ -157,8 +157,8 @@ def _looking(
     def after(module: nn.Module, args: Any, outputs: Any) -> None:
         del module, args
         with plain_torch():
-            moved = [torch.zeros_like(x) if (t := tangent_of(x)) is None else t for x in cut]
-            check_outputs(pairs_of(outputs), [*(plain(x) for x in cut), *parameters], [*moved, *v])
+            inputs, moved = [z for z, _ in cut], [t for _, t in cut]
+            check_outputs(pairs_of(outputs), [*inputs, *parameters], [*moved, *v])
 
     hooks = (
         module.register_forward_pre_hook(before, with_kwargs=True),

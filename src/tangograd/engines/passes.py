@@ -17,17 +17,19 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
+from tangograd.distributed import fsdp_tangent_pass, is_sharded
 from tangograd.engines.calls import Call
 from tangograd.engines.lean import Lean
 from tangograd.engines.rules import plain, tangent_of
@@ -86,9 +88,15 @@ class TwoPass(Engine):
         with conditions.restored(), eagerly(call.inner), torch.set_grad_enabled(not self.lean):
             duals = self._pass(call, parameters, tangents)
         moved = pytree.tree_map(tangent_of, duals)
-        return attach(call.plain(*plain_tree(call.args), **plain_tree(call.kwargs)), moved)
+        outputs = attach(call.plain(*plain_tree(call.args), **plain_tree(call.kwargs)), moved)
+        if is_sharded(call.inner):  # fully_shard warns of views, and a dual is one of its value
+            return pytree.tree_map_only(Tensor, Tensor.clone, outputs)
+        return outputs
 
     def _pass(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        if is_sharded(call.inner):
+            with self.mode():
+                return fsdp_tangent_pass(call.inner, parameters, tangents, call.args, call.kwargs)
         duals = [
             forward_ad.make_dual(p if not self.lean else p.detach(), v)
             for p, v in zip(parameters, tangents, strict=True)
@@ -163,6 +171,7 @@ class Compiled(Engine):
     """``torch.func.jvp`` in one compiled pass; the tangent's graph is dropped by the compiler."""
 
     name = "compiled"
+    backend = "inductor"
 
     def __init__(self) -> None:
         self._compiled: dict[int, Callable[..., Any]] = {}
@@ -175,10 +184,13 @@ class Compiled(Engine):
         rest = {n: p for n, p in call.inner.named_parameters() if n not in trained}
         buffers = dict(call.inner.named_buffers())
         if id(call.inner) not in self._compiled:
-            self._compiled[id(call.inner)] = torch.compile(_jvp(call.inner), fullgraph=True)
-        z, t, after = self._compiled[id(call.inner)](
-            trained, moving, rest, buffers, call.args, call.kwargs
-        )
+            self._compiled[id(call.inner)] = torch.compile(
+                _jvp(call.inner), fullgraph=True, dynamic=False, backend=self.backend
+            )
+        with outside_the_level(), sdpa_kernel(SDPBackend.MATH):
+            z, t, after = self._compiled[id(call.inner)](
+                trained, moving, rest, buffers, call.args, call.kwargs
+            )
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(after[name])
@@ -277,6 +289,16 @@ def has_compiled(model: nn.Module | None) -> bool:
     )
 
 
+@contextmanager
+def outside_the_level() -> Iterator[None]:
+    """Close the dual level for a while; what carries a tangent loses it."""
+    forward_ad.exit_dual_level()
+    try:
+        yield
+    finally:
+        forward_ad.enter_dual_level()
+
+
 def plain_tree(tree: Any) -> Any:
     """Without tangents."""
     return pytree.tree_map_only(Tensor, plain, tree)
@@ -312,6 +334,7 @@ def refuse_low_precision(parameters: Tensors) -> None:
 
 def difference(parameters: Tensors, tangents: Tensors) -> float:
     """ε of the finite difference."""
-    size, speed = math.sqrt(dot(parameters, parameters)), math.sqrt(dot(tangents, tangents))
+    values = [p.detach() for p in parameters]
+    size, speed = math.sqrt(dot(values, values)), math.sqrt(dot(tangents, tangents))
     precision = max((torch.finfo(p.dtype).eps for p in parameters), default=1.0)
     return math.sqrt(precision) * (size or 1.0) / (speed or 1.0)

@@ -17,6 +17,8 @@ class Preconditioner(ABC):
 
     #: What :meth:`update` wants of ``"fisher_diagonal"``, ``"gradient"`` and ``"layers"``.
     needs: ClassVar[frozenset[str]] = frozenset()
+    #: Whether it multiplies each element apart, so that it can act on shards of parameters.
+    elementwise: ClassVar[bool] = False
     #: Pseudo-gradients drawn for the first update; later ones have one.
     first_draws: ClassVar[int] = 1
 
@@ -41,6 +43,12 @@ class Preconditioner(ABC):
     def check(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to check
         """Raise ``ValueError`` when this C cannot act on a group of such parameters."""
 
+    def start(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to prepare
+        """Make what :meth:`state_dict` will hold for a group of such parameters.
+
+        Distributed checkpoints are loaded into tensors that must be there, before any step.
+        """
+
     def state_dict(self) -> dict[str, Any]:
         """What a saved run needs to go on: tensors and plain numbers."""
         return {}
@@ -51,6 +59,8 @@ class Preconditioner(ABC):
 
 class Identity(Preconditioner):
     """No preconditioning, the paper's plain TANGO: ``preconditioner=None``."""
+
+    elementwise: ClassVar[bool] = True
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
         """``x``."""

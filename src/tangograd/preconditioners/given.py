@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ class Diagonal(Preconditioner):
         >>> C.apply([torch.tensor([1.0, 1.0])])
         [tensor([2., 4.])]
     """
+
+    elementwise: ClassVar[bool] = True
 
     def __init__(self, diagonal: Sequence[Tensor]) -> None:
         self.diagonal = [entry.detach().clone() for entry in diagonal]

@@ -135,6 +135,10 @@ class Kronecker(Preconditioner):
                     f"number {weight}, which has shape {shape}; give each group its own"
                 )
 
+    def start(self, parameters: Sequence[Tensor]) -> None:
+        """Layers, and so their factors, are known after the first step."""
+        self._rest.start(parameters)
+
     def state_dict(self) -> dict[str, Any]:
         """Factors and their leading directions, as lists of tensors and numbers."""
         return {

@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from tangograd.preconditioners.base import Preconditioner
+from tangograd.shards import all_finite, local, over_shards
 from tangograd.statistics import Statistics
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
 FORGETTING = 0.05
 #: The floor of the curvatures, over their mean in a tensor, for tensors of so many elements.
 FLOOR, LARGE = 4.0, 1000
+#: Curvatures of so many units of rounding, over the largest mean of a tensor, are nothing but that.
+ROUNDING = 10.0
 
 
 class LearnedDiagonal(Preconditioner):
@@ -25,7 +28,12 @@ class LearnedDiagonal(Preconditioner):
     far: a first gradient would throw the model off, and what is rare in the data would be learned
     by heart. Small tensors, of less than :data:`LARGE` elements, have too few for that and the
     floor at their mean: C then makes up for features of different scales.
+
+    A tensor that the outputs do not depend on (a bias before batch normalisation, or of the keys in
+    attention) has gradients and curvatures of rounding errors: they are kept from being magnified.
     """
+
+    elementwise: ClassVar[bool] = True
 
     def __init__(self) -> None:
         self.average: list[Tensor] = []
@@ -43,10 +51,11 @@ class LearnedDiagonal(Preconditioner):
     def update(self, statistics: Statistics) -> None:
         """Average on: a plain mean first, then one that forgets."""
         squares = self._squares(statistics)
-        if not squares or not all(bool(x.isfinite().all()) for x in squares):
+        if not squares or not all_finite(squares):
             return
+        first = not self.draws
         self.draws += max(statistics.draws, 1)
-        if not self.average:
+        if first:
             self.average = [x.clone() for x in squares]
         else:
             rate = max(max(statistics.draws, 1) / self.draws, FORGETTING)
@@ -54,8 +63,20 @@ class LearnedDiagonal(Preconditioner):
                 mean.lerp_(x, rate)
         self._set()
 
+    def start(self, parameters: Sequence[Tensor]) -> None:
+        """Averages of nothing yet."""
+        self.average = self.average or [torch.zeros_like(p) for p in parameters]
+
     def _set(self) -> None:
-        self._C = [_floored(self._curvature(mean)).reciprocal() for mean in self.average]
+        if not self.draws:
+            self._C = []
+            return
+        curvatures = [self._curvature(mean) for mean in self.average]
+        means = [_mean(c) for c in curvatures]
+        self._C = [
+            _floored(c, mean, ROUNDING * torch.finfo(c.dtype).eps * max(means)).reciprocal()
+            for c, mean in zip(curvatures, means, strict=True)
+        ]
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
         """``C x``; x itself before the first refresh."""
@@ -90,9 +111,13 @@ class LearnedDiagonal(Preconditioner):
         self._set()
 
 
-def _floored(c: Tensor) -> Tensor:
-    floor = float(c.mean()) * (FLOOR if c.numel() >= LARGE else 1.0) if c.numel() else 0.0
-    return c.clamp(min=floor) if floor > 0 else torch.ones_like(c)
+def _mean(c: Tensor) -> float:
+    return over_shards([float(local(c).sum())], [c]) / max(c.numel(), 1)
+
+
+def _floored(c: Tensor, mean: float, rounding: float) -> Tensor:
+    floor = max(mean * (FLOOR if c.numel() >= LARGE else 1.0), rounding)
+    return c.clamp(min=floor) if mean > 0 else torch.ones_like(c)
 
 
 class InverseDiagonal(LearnedDiagonal):

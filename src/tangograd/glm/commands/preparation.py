@@ -23,6 +23,8 @@ from tangograd.glm.tables.tables import Batch, where
 PIECE_BYTES = 1 << 22
 #: rows held out are so few in a piece that it pays to wait for more of them
 HELD_ROWS = 2048
+#: but not for long: each keeps the batch that it is from in memory, for its place in it
+HELD_PIECES = 8
 
 
 @dataclass
@@ -132,7 +134,8 @@ class Preparation:
             drawn = draws < self.reservoir.limit
             if drawn.any():
                 self._waiting.append((part.chosen(drawn), draws[drawn]))
-            if sum(len(keys) for _, keys in self._waiting) >= HELD_ROWS:
+            waiting = sum(len(keys) for _, keys in self._waiting)
+            if waiting >= HELD_ROWS or len(self._waiting) >= HELD_PIECES:
                 held = self.rest()
         return Piece(numbers, held, counts, bytes_read)
 

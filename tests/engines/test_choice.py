@@ -1,0 +1,287 @@
+"""Which engine is chosen, what is said of it, and what happens when none can."""
+
+import logging
+from copy import deepcopy
+
+import pytest
+import torch
+from torch import nn
+
+from tangograd import TANGO, Categorical, Gaussian
+from tangograd.engines.choice import CannotRunError
+from tangograd.reference import fisher_matrix
+from tangograd.tangents import DisagreementError
+from tangograd.vectors import flatten
+from tests.cases import set_velocity
+from tests.test_tangents import CutBackwards, NoJvp, WithoutJvp, same, snapshot
+
+
+def mlp():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
+
+
+def fit(optimizer, model, x, y, steps=1):
+    likelihood = Categorical()
+    for _ in range(steps):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+
+
+def test_the_choice_is_made_once_and_said(caplog):
+    model, x, y = WithoutJvp(), torch.randn(5, 4), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
+    with caplog.at_level(logging.INFO, "tangograd"):
+        fit(optimizer, model, x, y, 3)
+    said = [record.getMessage() for record in caplog.records]
+    assert said[-1] == "engine 'double-backward' computes the tangents of WithoutJvp"
+    assert sum("computes" in line for line in said) == 1
+    assert any("'dual' cannot run WithoutJvp: You must implement the jvp" in line for line in said)
+
+
+def test_a_finite_difference_is_warned_of(caplog):
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    fit(TANGO(model.parameters(), gamma=0.1, engine="finite-difference"), model, x, y)
+    (record,) = [record for record in caplog.records if record.levelno == logging.WARNING]
+    assert "finite-difference" in record.getMessage()
+
+
+def test_a_finite_difference_is_refused_under_bfloat16():
+    model, x, y = mlp().float(), torch.randn(5, 3).float(), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine="finite-difference")
+    with (
+        pytest.raises(CannotRunError, match="16-bit"),
+        torch.autocast("cpu", torch.bfloat16),
+        optimizer.tangents(model),
+    ):
+        Categorical()(model(x), y)
+
+
+def test_the_module_with_a_wrong_tangent_is_named():
+    model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), CutBackwards("no_grad")))
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    before = snapshot(model, optimizer)
+    with (
+        pytest.raises(DisagreementError, match=r"disagree .* in 1\.1 \(CutBackwards\)"),
+        optimizer.tangents(model),
+    ):
+        Categorical()(model(torch.randn(5, 3)), torch.randint(4, (5,)))
+    assert same(snapshot(model, optimizer)[:3], before[:3])
+
+
+class WrongBackward(torch.autograd.Function):
+    """A backward that is not the derivative; double backward believes it, dual numbers do not."""
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 3 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return 2 * t
+
+
+def test_a_wrong_tangent_in_the_models_own_code_is_noticed():
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return WrongBackward.apply(self.linear(x))
+
+    model = Model()
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with pytest.raises(DisagreementError, match="in the model"), optimizer.tangents(model):
+        Categorical()(model(torch.randn(5, 3)), torch.randint(4, (5,)))
+
+
+@pytest.mark.parametrize("engine", ["auto", "dual", "two-pass", "double-backward"])
+def test_the_users_own_errors_are_the_users(engine):
+    model = mlp()
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine=engine)
+    with pytest.raises(RuntimeError, match="mat1 and mat2"), optimizer.tangents(model):
+        model(torch.randn(5, 7))
+    with pytest.raises(RuntimeError, match="same dtype"), optimizer.tangents(model):
+        model(torch.randn(5, 3).float())
+    fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)))  # and all is well
+
+
+class Sometimes(nn.Module):
+    """Dual numbers can run it at first."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.other = nn.Linear(3, 4), False
+
+    def forward(self, x):
+        z = self.linear(x)
+        return NoJvp.apply(z) if self.other else z
+
+
+def test_an_operation_met_later_makes_the_choice_anew():
+    model, x, y = Sometimes(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    fit(optimizer, model, x, y, 2)
+    model.other = True
+    with pytest.raises(NotImplementedError, match="custom autograd.Function"):
+        fit(optimizer, model, x, y)
+    fit(optimizer, model, x, y)
+    assert optimizer._engines.of(model, None).name == "double-backward"
+
+
+def physics_informed(model, likelihood, x, y):
+    """The residual of an equation: a derivative of the network in its inputs."""
+
+    def loss():
+        inputs = x.detach().requires_grad_()
+        u = model(inputs)
+        slope = torch.autograd.grad(u.sum(), inputs, create_graph=True)[0]
+        return likelihood(slope - u, y)
+
+    return loss
+
+
+@pytest.mark.parametrize(
+    "engine", ["auto", "dual", "two-pass", "double-backward", "finite-difference"]
+)
+def test_a_loss_with_derivatives_inside(engine):
+    torch.manual_seed(1)
+    model = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+    x, y, likelihood = torch.randn(6, 1), torch.randn(6, 1), Gaussian()
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
+    v = set_velocity(optimizer, model)
+    loss = optimizer.evaluate(model, physics_informed(model, likelihood, x, y))
+    loss.backward()
+    found = flatten([p.grad for p in model.parameters()])
+
+    received = []
+    physics_informed(model, lambda z, y: received.append(z), x, y)()
+    (z,) = received
+    parameters = list(model.parameters())
+    g = torch.autograd.grad(likelihood(z, y), parameters, retain_graph=True, allow_unused=True)
+    g = flatten(
+        [torch.zeros_like(p) if x is None else x for x, p in zip(g, parameters, strict=True)]
+    )
+    wanted = g - 0.7 * fisher_matrix(likelihood, z, parameters) @ v
+    exact = engine != "finite-difference"
+    torch.testing.assert_close(found, wanted, rtol=0, atol=1e-10 if exact else 1e-6)
+
+
+def test_a_derivative_outside_the_model_needs_evaluate():
+    model = nn.Sequential(nn.Linear(1, 5), nn.Tanh(), nn.Linear(5, 1))
+    optimizer, likelihood = TANGO(model.parameters(), gamma=0.1), Gaussian()
+    x, y = torch.randn(6, 1), torch.randn(6, 1)
+    with optimizer.tangents(model):
+        likelihood(model(x), y)  # the choice is made
+    with (
+        pytest.raises(NotImplementedError, match="derivative.*evaluate"),
+        optimizer.tangents(model),
+    ):
+        physics_informed(model, likelihood, x, y)()
+
+
+@pytest.mark.parametrize("engine", ["auto", "dual", "double-backward"])
+def test_parts_of_a_model_may_be_called(engine):
+    """`tangents(model)` with the model's parts called one by one, as encoders and decoders are."""
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    brackets = []
+    for whole in (True, False):
+        optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
+        torch.manual_seed(1)
+        set_velocity(optimizer, model)
+        for _ in range(2):
+            optimizer.zero_grad()
+            with optimizer.tangents(model):
+                z = model(x) if whole else model[2](model[1](model[0](x)))
+                loss = Categorical()(z, y)
+            loss.backward()
+            brackets.append(flatten([p.grad for p in model.parameters()]))
+    for bracket in brackets[1:]:
+        torch.testing.assert_close(bracket, brackets[0])
+
+
+@pytest.mark.parametrize("engine", ["two-pass", "finite-difference", "compiled"])
+def test_parts_of_a_model_cannot_be_run_again(engine):
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
+    with pytest.raises(RuntimeError, match="carry no tangent"), optimizer.tangents(model):
+        Categorical()(model[2](model[1](model[0](x))), y)
+
+
+@pytest.mark.parametrize("engine", ["auto", "dual", "two-pass", "double-backward"])
+def test_training_is_the_same_with_every_exact_engine(engine):
+    """With γ "auto" and learned preconditioners: replays, too, go through the engine."""
+    finals = []
+    for name in ("dual", engine):
+        torch.manual_seed(3)
+        model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 4))
+        x, y = torch.randn(40, 3), torch.randint(4, (40,))
+        optimizer = TANGO(model.parameters(), engine=name, preconditioner="kronecker")
+        torch.manual_seed(4)
+        likelihood = Categorical(generator=torch.Generator().manual_seed(5))
+        for _ in range(12):
+            optimizer.zero_grad()
+            with optimizer.tangents(model):
+                loss = likelihood(model(x), y)
+            loss.backward()
+            optimizer.step()
+        finals.append(flatten([p.detach() for p in model.parameters()]))
+    torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=1e-8)
+
+
+def test_parameters_changed_between_block_and_step():
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    fit(optimizer, model, x, y, 2)
+    optimizer.zero_grad()
+    with optimizer.tangents(model):
+        loss = Categorical()(model(x), y)
+    loss.backward()
+    with torch.no_grad():
+        model[2].bias.clamp_(-0.1, 0.1)
+    before = snapshot(model, optimizer)
+    with pytest.raises(RuntimeError, match="'2.bias' was changed between"):
+        optimizer.step()
+    assert same(snapshot(model, optimizer), before)
+    fit(optimizer, model, x, y, 2)
+
+
+def test_two_optimizers_on_one_model():
+    model = mlp()
+    first, second = (TANGO(model[i].parameters(), gamma=0.1) for i in (0, 2))
+    for optimizer, missing in ((first, "2.weight"), (second, "0.weight")):
+        with (
+            pytest.raises(ValueError, match=f"'{missing}' is trainable but not in the optimizer"),
+            optimizer.tangents(model),
+        ):
+            pass
+
+
+def test_an_optimizer_can_be_copied_with_its_engine():
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
+    fit(optimizer, model, x, y)
+    assert deepcopy(optimizer)._engines.name == "two-pass"
+
+
+def test_the_compiled_engine_runs_the_model_once():
+    model, x = mlp(), torch.randn(5, 3)
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine="compiled")
+    optimizer._engines.settle(model, None, type(optimizer._engines.candidates[0])())
+    chosen = optimizer._engines.of(model, None)
+    chosen.run = lambda call, parameters, tangents: call.plain(*call.args)
+    with pytest.raises(RuntimeError, match="once in a `tangents` block"), optimizer.tangents(model):
+        model(x)
+        model(x)
