@@ -99,7 +99,7 @@ def check_scale(blocks: list[Measurement], groups: list[Group]) -> None:
     ``⟨bracket, ṽ⟩`` is known twice: from the outputs with the factors of backward, and from the
     gradients. When these are smaller by just that factor, it has been taken out of them.
     """
-    factor = max(block.factor for block in blocks)
+    factor = sum(block.factor for block in blocks)
     if factor < SCALE:
         return
     expected = sum(block.slope - block.curvature for block in blocks)

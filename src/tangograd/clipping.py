@@ -32,7 +32,7 @@ def clip_move_(optimizer: Optimizer, max_norm: float) -> float:
     Example:
         >>> from tangograd import TANGO, Gaussian
         >>> theta = torch.zeros(1, requires_grad=True)
-        >>> optimizer, likelihood = TANGO([theta], lr=0.5, gamma=1.0), Gaussian()
+        >>> optimizer, likelihood = TANGO([theta], 0.5, 1.0, preconditioner=None), Gaussian()
         >>> loss = optimizer.evaluate(None, lambda: likelihood(theta[None], torch.tensor([[8.0]])))
         >>> loss.backward()
         >>> optimizer.step()
@@ -52,7 +52,9 @@ def clip_move_(optimizer: Optimizer, max_norm: float) -> float:
                 "clip_move_ shortens δt, but an accelerated step moves by v whatever δt is: use "
                 "it with accelerated=False"
             )
-        params = [p for p in group["params"] if p.requires_grad and "velocity" in optimizer.state[p]]
+        params = [
+            p for p in group["params"] if p.requires_grad and "velocity" in optimizer.state[p]
+        ]
         groups.append((group, params, [optimizer.state[p]["velocity"] for p in params]))
     norm = math.sqrt(sum(group["previous_lr"] ** 2 * dot(v, v) for group, _, v in groups))
     if norm <= max_norm:

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 
-from tangograd.shards import is_shard, whole_tensor
+from tangograd.shards import is_shard, whole
 from tangograd.tangents import pull_back
 
 T = TypeVar("T")
@@ -323,23 +323,25 @@ class _Unit:
 
     def _enter(self) -> None:
         self._leave()
-        for fsdp_param in (p for group in self.groups for p in group.fsdp_params):
-            v = self.moving.get(id(fsdp_param.sharded_param))
-            if v is None:
-                continue
-            info = fsdp_param._module_info
-            whole = info.module._parameters[info.param_name]
-            t = whole_tensor(v.to(whole.dtype))
-            dual = forward_ad.make_dual(whole.detach(), t)
+        known = [
+            (self.moving[id(p.sharded_param)], p._module_info)
+            for group in self.groups
+            for p in group.fsdp_params
+            if id(p.sharded_param) in self.moving
+        ]
+        gathered = [info.module._parameters[info.param_name] for _, info in known]
+        tangents = whole([v.to(p.dtype) for (v, _), p in zip(known, gathered, strict=True)])
+        for (_, info), p, t in zip(known, gathered, tangents, strict=True):
+            dual = forward_ad.make_dual(p.detach(), t)
             modules = [info.module, *info.shared_modules]
             names = [info.param_name, *info.shared_param_names]
             for module, name in zip(modules, names, strict=True):
-                self._plain.append((module, name, whole))
+                self._plain.append((module, name, p))
                 module._parameters[name] = dual
 
     def _leave(self) -> None:
-        for module, name, whole in self._plain:
-            module._parameters[name] = whole  # type: ignore[assignment]
+        for module, name, p in self._plain:
+            module._parameters[name] = p  # type: ignore[assignment]
         self._plain.clear()
 
 

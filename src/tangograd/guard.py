@@ -10,6 +10,7 @@ from torch import Tensor
 from tangograd.distributed import ALONE, Peers
 from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
+from tangograd.shards import local
 from tangograd.vectors import dot
 
 
@@ -84,9 +85,9 @@ def shorten(group: Group, best: float, moving: float) -> None:
     """
     if best <= 0:
         for i in group.trainable:
-            group.params[i].add_(group.v[i], alpha=group.moved)
+            local(group.params[i]).add_(local(group.v[i]), alpha=group.moved)
             group.v[i].zero_()
         return
     for i in group.trainable:
-        group.v[i].mul_(min(best, 0.5))
-        group.params[i].sub_(group.v[i], alpha=moving)
+        local(group.v[i]).mul_(min(best, 0.5))
+        local(group.params[i]).sub_(local(group.v[i]), alpha=moving)

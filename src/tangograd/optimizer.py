@@ -37,6 +37,7 @@ from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
 from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
+from tangograd.shards import local
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, Session
 from tangograd.vectors import dot
@@ -414,10 +415,10 @@ class TANGO(Optimizer):
         self._open.blocks = []
         check_gradients(list(self._named_gradients()))
         groups = [self._as_group(group) for group in self.param_groups]
-        if self.scaler is None:
-            check_scale(blocks, groups)
-        else:
+        if self.scaler is not None:
             unscale(blocks, self.scaler.get_scale())
+        elif self._open.peers.size == 1:
+            check_scale(blocks, groups)
         self._update_gamma(blocks)
         # What a batch teaches acts from the next step on, except where little is known yet.
         at_once = any(rule.due for rule in autos(self._rules())) or any(
@@ -431,9 +432,9 @@ class TANGO(Optimizer):
                 guard.shorten(now, stopped[id(now.rule)], moving)
             else:
                 tango_update(
-                    [now.params[i] for i in now.trainable],
-                    [now.v[i] for i in now.trainable],
-                    [C_bracket[i] for i in now.trainable],
+                    [local(now.params[i]) for i in now.trainable],
+                    [local(now.v[i]) for i in now.trainable],
+                    [local(C_bracket[i]) for i in now.trainable],
                     gamma=planned[id(now.rule)],
                     dt=rate(group),
                     dt_previous=group["previous_lr"],

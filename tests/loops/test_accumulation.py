@@ -10,6 +10,7 @@ from tangograd import TANGO, Categorical
 from ..cases import mlp
 from ..test_optimizer import batches
 from ..test_optimizer import train as train_on_whole_batches
+from ..test_tangents import same
 
 
 def train(model, optimizer, likelihood, data, sizes):
@@ -51,3 +52,29 @@ def test_auto_runs_every_micro_batch_again():
     model = mlp()
     losses = train(model, TANGO(model.parameters()), Categorical(), [(x, y)] * 60, [1, 5, 2])
     assert losses[-1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize("gamma", ["max", "auto"])
+def test_zeroing_the_model_discards_blocks_too(gamma):
+    """As in loops that call `model.zero_grad()`, after a step that a GradScaler has skipped."""
+
+    def run(skipping):
+        torch.manual_seed(2)
+        model, likelihood = mlp(), Categorical(generator=torch.Generator())
+        optimizer = TANGO(model.parameters(), gamma=gamma)
+        (x, y), *data = batches(4)
+        train_on_whole_batches(model, optimizer, likelihood, [(x, y)])
+        if skipping:
+            with optimizer.tangents(model):
+                loss = likelihood(model(100 * x), y)
+            loss.backward()
+        likelihood.generator.manual_seed(3)
+        for x, y in data:
+            model.zero_grad()
+            with optimizer.tangents(model):
+                loss = likelihood(model(x), y)
+            loss.backward()
+            optimizer.step()
+        return optimizer.state_dict()
+
+    assert same(run(skipping=True), run(skipping=False))

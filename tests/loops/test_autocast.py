@@ -14,7 +14,9 @@ bfloat16 = torch.autocast("cpu", torch.bfloat16)
 
 
 def multilayer():
-    return nn.Sequential(nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5))
+    return nn.Sequential(
+        nn.Linear(20, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 5)
+    )
 
 
 def normalised():
@@ -22,7 +24,12 @@ def normalised():
 
 
 def convolutional():
-    body = [nn.Unflatten(1, (1, 4, 5)), nn.Conv2d(1, 8, 3, padding=1), nn.GroupNorm(2, 8), nn.ReLU()]
+    body = [
+        nn.Unflatten(1, (1, 4, 5)),
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.GroupNorm(2, 8),
+        nn.ReLU(),
+    ]
     return nn.Sequential(*body, nn.Flatten(), nn.Linear(160, 5))
 
 
@@ -139,7 +146,9 @@ def train(model, optimizer, steps, dtype, scaler):
     return losses
 
 
-@pytest.mark.parametrize(("gamma", "preconditioner"), [(0.1, None), ("max", None), ("auto", "auto")])
+@pytest.mark.parametrize(
+    ("gamma", "preconditioner"), [(0.1, None), ("max", None), ("auto", "auto")]
+)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("make", MODELS)
 def test_training(make, dtype, gamma, preconditioner):

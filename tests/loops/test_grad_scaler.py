@@ -135,14 +135,17 @@ def test_an_overflow_is_skipped_without_a_trace(gamma):
     assert_same_run(plain, scaled)
 
 
+@pytest.mark.parametrize("parts", [1, 2])
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_a_scaler_that_was_not_named_is_found_out(gamma):
+def test_a_scaler_that_was_not_named_is_found_out(gamma, parts):
     model, optimizer, likelihood = setting(gamma)
     unknown = scaler()
-    train(model, optimizer, likelihood, batches(1), unknown)  # v is 0: nothing to compare
+    train(
+        model, optimizer, likelihood, batches(1), unknown, parts=parts
+    )  # v is 0: nothing to compare
     before = snapshot(model, optimizer)
     with pytest.raises(RuntimeError, match=r"optimizer\.scaler = scaler"):
-        train(model, optimizer, likelihood, batches(1), unknown)
+        train(model, optimizer, likelihood, batches(1), unknown, parts=parts)
     optimizer.zero_grad()
     assert same(snapshot(model, optimizer)[:1], before[:1])
 

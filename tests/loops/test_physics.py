@@ -64,7 +64,7 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix():
 
 @pytest.mark.parametrize(("gamma", "preconditioner"), [("max", None), ("auto", "auto")])
 def test_training(gamma, preconditioner):
-    """"auto" runs the closure again, derivatives included: it does not warn that it is blind."""
+    """The closure is run again, derivatives included: "auto" does not warn that it is blind."""
     problem = Problem()
     optimizer = TANGO(
         problem.model.parameters(), lr=0.2, gamma=gamma, preconditioner=preconditioner

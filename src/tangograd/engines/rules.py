@@ -87,6 +87,51 @@ def _bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
     return _dual(z, t)
 
 
+def _sum_or_difference(
+    sign: float, func: Rule, a: Any, b: Any, *, alpha: float = 1.0, **kwargs: Any
+) -> Any:
+    """``d(a + αb) = da + α db``."""
+    if kwargs:
+        return NotImplemented
+    da, db = tangent_of(a), tangent_of(b)
+    z = func(plain(a), plain(b), **({} if alpha == 1 else {"alpha": alpha}))
+    if not isinstance(z, Tensor):
+        return z
+    with torch.no_grad():
+        if da is not None and db is not None:
+            t = torch.add(da, db, alpha=sign * alpha)
+        elif da is not None:
+            t = da.expand_as(z)
+        elif db is not None:
+            t = (db * (sign * alpha)).expand_as(z)
+        else:
+            return z
+    return _dual(z, t)
+
+
+def _product(func: Rule, a: Any, b: Any, **kwargs: Any) -> Any:
+    """``d(a b) = da b + a db``, element by element."""
+    if kwargs:
+        return NotImplemented
+    da, db = tangent_of(a), tangent_of(b)
+    a, b = plain(a), plain(b)
+    z = func(a, b)
+    with torch.no_grad():
+        t = _sum(([] if da is None else [da * b]) + ([] if db is None else [a * db]))
+    return _dual(z, t) if isinstance(z, Tensor) else z
+
+
+def _linear(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
+    """``d f(x) = f(dx)``, for functions that return new tensors: views keep to PyTorch's rules."""
+    dx = tangent_of(x)
+    if dx is None:
+        return NotImplemented
+    z = func(plain(x), *args, **kwargs)
+    with torch.no_grad():
+        t = func(dx, *args, **kwargs)
+    return _dual(z, t)
+
+
 def _pointwise(
     backward: Callable[..., Tensor], func: Rule, x: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
@@ -307,6 +352,12 @@ RULES: dict[Callable[..., Any], Rule] = {
         ),
         _bilinear,
     ),
+    **dict.fromkeys(
+        (torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__), partial(_sum_or_difference, 1.0)
+    ),
+    **dict.fromkeys((torch.sub, Tensor.sub, Tensor.__sub__), partial(_sum_or_difference, -1.0)),
+    **dict.fromkeys((torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__), _product),
+    **dict.fromkeys((Tensor.contiguous, Tensor.clone, torch.clone), _linear),
     **dict.fromkeys(
         (torch.relu, Tensor.relu),
         partial(_pointwise, lambda dx, _, z: aten.threshold_backward(dx, z, 0)),

@@ -4,19 +4,27 @@ In one pass TANGO's estimate differs from maximum likelihood's, and the differen
 With R = C½FC½ the preconditioned Fisher matrix and λ its eigenvalues, relative to maximum
 likelihood's variance in that direction, after K steps over n rows,
 
-    e(λ) = (n/K) (noise of F̂)  +  n/(2 K² γ λ)  +  (n/m) / (γ₀ λ K)²,
+    e(λ) = (n/K) (noise of F̂ + late(λ) + start(λ)),
 
-the noise of F̂ being half the mean of γ q²/q; the second term is what the last 1/(γλ) rows have
-not yet taught, and the third what is left of the start, an estimate from m rows. No direction is
-worse than the start was: e ≤ n/m. The covariance of the estimates is ``φ/n C½ (1 + e(R)) R⁻¹ C½``.
+the noise of F̂ being half the mean of γ q²/q. The others are those of the mean of SGD's iterates at
+the rate γ = g/√k from row m on, where an estimate from m rows is; with a = 2gλ,
+
+    late = 2/K ∫ (e^(-a(√K-u)) (√K + 1/a) - 1/a)² du/u,  u from √m to √K,
+    start = 4/mK (√m/a + 1/a² - e^(-a(√K-√m)) (√K/a + 1/a²))².
+
+Of many rows they are 1/(2Kγλ), what the last 1/(γλ) rows have not yet taught, and what is left of
+the start, (1 + 1/(a√m))²/(aK/2√K)²; of no curvature, together, K/m - 1. The covariance of the
+estimates is ``φ/n C½ (1 + e(R)) R⁻¹ C½``.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import expi
 
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.newton import Solution, penalty_matrix
@@ -37,6 +45,8 @@ FEW = 100
 TINY = 1e-12
 #: eigenvalues of R below this are those of dependent columns
 DEPENDENT = 1e-10
+#: a√K that is no different from none, where rounding would matter
+FLAT = 1e-3
 
 
 class Precision:
@@ -68,12 +78,11 @@ class Precision:
         scalars, n = model.scalars, self.tally.rows
         if scalars[kernel.Q] == 0:  # nothing to learn
             return np.zeros_like(values)
-        K, gamma = scalars[kernel.ROWS], scalars[kernel.GAMMA]
-        noise = n / K * 0.5 * scalars[kernel.NOISE] / scalars[kernel.Q]
-        inverse = 1 / np.maximum(values, TINY)
-        late = n / (2 * K**2 * gamma) * inverse
-        start = n / model.start_rows * (inverse / (model.start_gamma * K)) ** 2
-        return np.asarray(noise + np.minimum(late + start, n / model.start_rows))
+        K, m = scalars[kernel.ROWS], model.start_rows
+        noise = 0.5 * scalars[kernel.NOISE] / scalars[kernel.Q]
+        late = _late(2 * scalars[kernel.GAMMA] * math.sqrt(K) * values, m, K)
+        start = _start(2 * model.start_gamma * math.sqrt(m) * values, m, K)
+        return np.asarray(n / K * (noise + np.minimum(late + start, K / m)))
 
     def covariances(self) -> tuple[Array, Array, float]:
         """Under the model and the sandwich, in centred coordinates, and the mean of 1 + e."""
@@ -226,6 +235,36 @@ class Precision:
         if not self.exact:
             return bool(self.model.scalars[kernel.MISTAKES] == 0)
         return self.found.sums.mistakes == 0
+
+
+def _late(a: Array, m: float, K: float) -> Array:
+    """late(λ) for a = 2gλ; its square multiplied out."""
+    first, last = math.sqrt(m), math.sqrt(K)
+    a = np.maximum(a, FLAT / last)
+    both, one = _fading(2 * a, first, last), _fading(a, first, last)
+    gain = last + 1 / a
+    return np.asarray(2 / K * (gain**2 * both - 2 * gain * one / a + math.log(last / first) / a**2))
+
+
+def _start(a: Array, m: float, K: float) -> Array:
+    """start(λ)."""
+    first, last = math.sqrt(m), math.sqrt(K)
+    a = np.maximum(a, FLAT / last)
+    left = first / a + 1 / a**2 - np.exp(-a * (last - first)) * (last / a + 1 / a**2)
+    return np.asarray(4 / (m * K) * left**2)
+
+
+def _fading(rate: Array, first: float, last: float) -> Array:
+    """``∫ e^(-rate (last - u)) du/u`` from first to last."""
+    return np.asarray(_Ei(rate * last) - np.exp(-rate * (last - first)) * _Ei(rate * first))
+
+
+def _Ei(x: Array) -> Array:
+    """``e^(-x) Ei(x)``, of large x by its series."""
+    large = np.maximum(x, 40.0)
+    series = (1 + (1 + (2 + (6 + 24 / large) / large) / large) / large) / large
+    small = np.minimum(x, 40.0)
+    return np.asarray(np.where(x > 40, series, np.exp(-small) * expi(small)))
 
 
 def _order(model: OnePass) -> NDArray[np.int64]:

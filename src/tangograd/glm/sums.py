@@ -19,6 +19,9 @@ ROUNDING = 1e-12
 FEW = 0.1
 #: unless a column is so far from 0, in its standard deviations, that centring would cancel
 FAR = 1e3
+#: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
+STRIP_BYTES = 1 << 18
+STRIP_ROWS = 256  # but at least
 
 
 def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -83,7 +86,16 @@ class Sums:
         if _few_entries(rows.X, m):
             self._add_sparse(rows.X, m, scores, fishers, intercept, meat)
             return
-        x = rows.centred(m, intercept)
+        if is_sparse(rows.X):  # whose strips are slow to take
+            rows = Rows(rows.X.toarray(), rows.y, rows.w, rows.offset)
+        most = max(STRIP_ROWS, STRIP_BYTES // (8 * self.size))
+        for start in range(0, len(rows), most):
+            strip = slice(start, start + most)
+            x = rows.take(strip).centred(m, intercept)
+            self._add_dense(x, scores[strip], fishers[strip], meat)
+
+    def _add_dense(self, x: Array, scores: Array, fishers: Array, meat: bool) -> None:
+        """The same of rows that are centred."""
         self.gradient += (scores.T @ x).ravel()
         self._add_blocks(self.fisher, lambda i, j: _product(x, fishers[:, i, j], definite=i == j))
         if meat:

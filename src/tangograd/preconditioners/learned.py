@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from tangograd.preconditioners.base import Preconditioner
-from tangograd.shards import all_finite, local, over_shards
+from tangograd.shards import all_finite, like, local, over_shards
 from tangograd.statistics import Statistics
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
@@ -60,7 +60,7 @@ class LearnedDiagonal(Preconditioner):
         else:
             rate = max(max(statistics.draws, 1) / self.draws, FORGETTING)
             for mean, x in zip(self.average, squares, strict=True):
-                mean.lerp_(x, rate)
+                local(mean).lerp_(local(x), rate)
         self._set()
 
     def start(self, parameters: Sequence[Tensor]) -> None:
@@ -117,7 +117,7 @@ def _mean(c: Tensor) -> float:
 
 def _floored(c: Tensor, mean: float, rounding: float) -> Tensor:
     floor = max(mean * (FLOOR if c.numel() >= LARGE else 1.0), rounding)
-    return c.clamp(min=floor) if mean > 0 else torch.ones_like(c)
+    return like(local(c).clamp(min=floor), c) if mean > 0 else torch.ones_like(c)
 
 
 class InverseDiagonal(LearnedDiagonal):
