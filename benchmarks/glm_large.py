@@ -175,7 +175,12 @@ def read_alone(path: Path, how: str) -> None:
 
 
 def accuracy(model: Path, seed: int) -> Row:
-    """How far the coefficients of the saved model are from the truth, in standard errors."""
+    """How far the coefficients of the saved model are from the truth, in standard errors.
+
+    The errors of the levels of a category share that of its baseline, and those of the mean of
+    their squares may be far from 1 by this alone; so these are of combinations of coefficients
+    whose errors are independent, and the mean of their squares is 1 ± √(2/coefficients).
+    """
     fitted = _find(json.loads(model.read_text()), {"names", "estimates", "standard_errors"})
     effects, slopes = truth(seed), {}
     for j, scale in enumerate(scales()):
@@ -188,9 +193,13 @@ def accuracy(model: Path, seed: int) -> Row:
         for k in range(count):
             slopes[labels[k]] = effects[name][k] - effects[name][baseline]
     right = np.array([intercept, *(slopes[name] for name in fitted["names"][1:])])
-    z = (np.array(fitted["estimates"]) - right) / np.array(fitted["standard_errors"])
+    errors = np.array(fitted["standard_errors"])
+    each = (np.array(fitted["estimates"]) - right) / errors
+    correlation = np.array(fitted["covariance"]) / np.outer(errors, errors)
+    z = np.linalg.solve(np.linalg.cholesky(correlation), each)
     return {
         "coefficients": len(z),
+        "mean_z2_each": float(np.mean(each**2)),
         "mean_z2": float(np.mean(z**2)),
         "largest_z": float(np.abs(z).max()),
         "within_1.96": float(np.mean(np.abs(z) < 1.96)),

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils import _pytree as pytree
 
 from tangograd.shards import is_shard, whole
 from tangograd.tangents import pull_back
@@ -106,8 +107,7 @@ class Peers:
         if self.sharded:
             self._check_synchronised()
             return _pull_back_to_shards(outputs, parameters, cotangents)
-        with self._undisturbed():
-            return pull_back(outputs, parameters, cotangents)
+        return pull_back(outputs, parameters, cotangents)
 
     def _check_synchronised(self) -> None:
         units = [module for module in self.wrapper.modules() if is_unit(module)]  # type: ignore[union-attr]
@@ -119,22 +119,42 @@ class Peers:
             )
 
     @contextmanager
-    def _undisturbed(self) -> Iterator[None]:
-        """Pull back through the wrapper's graph without its taking that for the backward pass.
+    def undisturbed(self) -> Iterator[None]:
+        """Tangents pass by the wrapper, and what is pulled back is not taken for the backward pass.
 
-        With ``static_graph=True``, DistributedDataParallel starts its first reduction from a node
-        in the graph of the outputs; the flag says that this was done.
+        With ``find_unused_parameters`` or ``static_graph``, DistributedDataParallel puts a node
+        behind the outputs that knows nothing of tangents; and the first time that a derivative
+        comes through it, it reduces gradients, unless the flag says that this was done.
         """
         wrapper = self.wrapper
-        if not (isinstance(wrapper, DistributedDataParallel) and wrapper.static_graph):
+        if not isinstance(wrapper, DistributedDataParallel) or not (
+            wrapper.static_graph or wrapper.find_unused_parameters
+        ):
             yield
             return
-        before = wrapper._static_graph_delay_allreduce_enqueued
-        wrapper._static_graph_delay_allreduce_enqueued = True
+        behind, first = wrapper._post_forward, _first_reduction_is_due(wrapper)
+
+        def post_forward(outputs: Any) -> Any:
+            leaves, tree = pytree.tree_flatten(outputs)
+            pairs = [_split(leaf) for leaf in leaves]
+            _set_first_reduction(wrapper, first)
+            outputs = behind(pytree.tree_unflatten([z for z, _ in pairs], tree))
+            _set_first_reduction(wrapper, False)
+            leaves = pytree.tree_leaves(outputs)
+            tangents = [t for _, t in pairs]
+            joined = [
+                z if t is None else forward_ad.make_dual(z, t)
+                for z, t in zip(leaves, tangents, strict=True)
+            ]
+            return pytree.tree_unflatten(joined, tree)
+
+        vars(wrapper)["_post_forward"] = post_forward
+        _set_first_reduction(wrapper, False)
         try:
             yield
         finally:
-            wrapper._static_graph_delay_allreduce_enqueued = before
+            del vars(wrapper)["_post_forward"]
+            _set_first_reduction(wrapper, first)
 
     @contextmanager
     def inside(self) -> Iterator[None]:
@@ -151,6 +171,23 @@ class Peers:
             yield
         finally:
             del vars(wrapper)["forward"]
+
+
+def _split(leaf: Any) -> tuple[Any, Tensor | None]:
+    """A value and its tangent."""
+    if not isinstance(leaf, Tensor) or not leaf.is_floating_point():
+        return leaf, None
+    z, t = forward_ad.unpack_dual(leaf)
+    return (leaf, None) if t is None else (z, t.detach())
+
+
+def _first_reduction_is_due(wrapper: DistributedDataParallel) -> bool:
+    return wrapper.static_graph and not wrapper._static_graph_delay_allreduce_enqueued
+
+
+def _set_first_reduction(wrapper: DistributedDataParallel, due: bool) -> None:
+    if wrapper.static_graph:
+        wrapper._static_graph_delay_allreduce_enqueued = not due
 
 
 ALONE = Peers()
@@ -187,11 +224,12 @@ def here() -> Peers:
 
 @contextmanager
 def among(those: Peers) -> Iterator[None]:
-    """Let likelihoods know, in the block, with whom the model is trained."""
+    """A block in which likelihoods know with whom the model is trained."""
     global _here
     before, _here = _here, those
     try:
-        yield
+        with those.undisturbed():
+            yield
     finally:
         _here = before
 

@@ -56,9 +56,12 @@ def test_responses_of_one_output_are_the_familys():
     assert np.allclose(f, mu[:, None, None], rtol=1e-15)
 
 
+@pytest.mark.parametrize("strip", [7, 256])
 @pytest.mark.parametrize("intercept", [True, False])
 @pytest.mark.parametrize("full", [True, False])
-def test_sums_are_those_of_the_dense_matrices(problem, full, intercept):
+def test_sums_are_those_of_the_dense_matrices(problem, full, intercept, strip, monkeypatch):
+    monkeypatch.setattr(sums_module, "STRIP_ROWS", strip)
+    monkeypatch.setattr(sums_module, "STRIP_BYTES", 1)
     block, m, theta = problem
     eta = (block.X - m) @ theta[:, :-1].T + theta[:, -1]
     _, s, f = respond(CLASSES, eta, block.y)

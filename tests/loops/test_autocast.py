@@ -114,6 +114,31 @@ def test_blocks_in_one_autocast_region_do_not_share_tangents(make):
     assert all((other - alone).norm() > 0.01 * alone.norm() for other in others)
 
 
+def test_derivatives_in_one_autocast_region():
+    """There the weights that autocast keeps do carry tangents: each block must have its own."""
+    model, likelihood, x = Raw().float(), Gaussian(), data()[0].float()
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
+
+    def loss():
+        inputs = x.clone().requires_grad_()
+        outputs = model(inputs).tanh()
+        (slopes,) = torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
+        return likelihood(slopes, torch.zeros_like(slopes))
+
+    def bracket_of(scale):
+        optimizer.state[model.W]["velocity"] = scale * torch.ones_like(model.W)
+        optimizer.zero_grad()
+        optimizer.evaluate(model, loss).backward()
+        return model.W.grad.clone()
+
+    with bfloat16:
+        alone = bracket_of(0.1)
+    with bfloat16:
+        other, again = bracket_of(-0.1), bracket_of(0.1)
+    torch.testing.assert_close(again, alone)
+    assert (other - alone).norm() > 0.1 * alone.norm()
+
+
 def test_small_batches_in_16_bits_are_no_disagreement():
     """Tangents and gradients agree but for rounding: in single precision outputs it is not seen."""
     for seed in range(6):

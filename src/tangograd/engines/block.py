@@ -14,7 +14,7 @@ from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tangograd.conditions import Conditions
-from tangograd.distributed import is_sharded
+from tangograd.distributed import here, is_sharded
 from tangograd.engines import choice
 from tangograd.engines.calls import Call, inside, intercepted
 from tangograd.engines.lean import DerivativeInsideError, Lean, Recording
@@ -317,7 +317,8 @@ def _received(closure: Callable[[], object], session: Session) -> list[Tensor]:
     """Run a closure for what its likelihoods are given."""
     session.received = []
     try:
-        closure()
+        with here().inside():
+            closure()
         return session.received
     finally:
         session.received = None

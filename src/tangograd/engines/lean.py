@@ -22,9 +22,8 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
-from torch.utils import _pytree as pytree
 
-from tangograd.engines.rules import LAYERS, RULES, tangent_of
+from tangograd.engines.rules import LAYERS, RULES, cut
 from tangograd.tangents import LayerCall
 
 
@@ -106,22 +105,7 @@ class Lean(Recording):
             outputs = rule(func, *args, **kwargs)
             if outputs is not NotImplemented:
                 return outputs
-        outputs = func(*args, **kwargs)
-        if isinstance(outputs, Tensor):
-            return _cut(outputs, args)
-        if isinstance(outputs, tuple | list):
-            return pytree.tree_map_only(Tensor, lambda x: _cut(x, args), outputs)
-        return outputs
-
-
-def _cut(outputs: Tensor, args: tuple[Any, ...]) -> Tensor:
-    """Take the tangent out of the graph; what was changed in place stays the same object."""
-    t = tangent_of(outputs)
-    if t is None or not t.requires_grad or any(outputs is x for x in args):
-        return outputs
-    z = forward_ad.unpack_dual(outputs).primal
-    dual: Tensor = forward_ad.make_dual(z, t.detach())
-    return dual
+        return cut(func(*args, **kwargs), args)
 
 
 @cache

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.nn import functional
+from torch.utils import _pytree as pytree
 
 aten = torch.ops.aten
 Rule = Callable[..., Any]
@@ -51,6 +52,16 @@ def _dual(z: Tensor, t: Tensor | None) -> Tensor:
         return z
     dual: Tensor = forward_ad.make_dual(z, t if t.dtype == z.dtype else t.to(z.dtype))
     return dual
+
+
+def cut(outputs: Any, args: tuple[Any, ...] = ()) -> Any:
+    """Take tangents out of the graph; what was changed in place stays the same object."""
+    if isinstance(outputs, tuple | list):
+        return pytree.tree_map_only(Tensor, lambda x: cut(x, args), outputs)
+    t = tangent_of(outputs)
+    if t is None or not t.requires_grad or any(outputs is x for x in args):
+        return outputs
+    return _dual(plain(outputs), t.detach())
 
 
 def _layer(
@@ -277,7 +288,7 @@ def _attention(
         return func(query, key, value, **options)
     if dropout_p > 0 or duals[3] is not None:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return func(query, key, value, **options)
+            return cut(func(query, key, value, **options))
     dQ, dK, dV = duals[:3]
     Q, K, V = plain(query), plain(key), plain(value)
     z = func(Q, K, V, **options)
@@ -327,7 +338,7 @@ def _recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        return func(*args, **kwargs)
+        return cut(func(*args, **kwargs))
     finally:
         torch._C._set_mkldnn_enabled(enabled)
 

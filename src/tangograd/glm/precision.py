@@ -256,11 +256,12 @@ def _start(a: Array, m: float, K: float) -> Array:
 
 def _fading(rate: Array, first: float, last: float) -> Array:
     """``∫ e^(-rate (last - u)) du/u`` from first to last."""
-    return np.asarray(_Ei(rate * last) - np.exp(-rate * (last - first)) * _Ei(rate * first))
+    before = np.exp(-rate * (last - first)) * _exponential(rate * first)
+    return np.asarray(_exponential(rate * last) - before)
 
 
-def _Ei(x: Array) -> Array:
-    """``e^(-x) Ei(x)``, of large x by its series."""
+def _exponential(x: Array) -> Array:
+    """``e^(-x) Ei(x)``, the exponential integral; of large x by its series."""
     large = np.maximum(x, 40.0)
     series = (1 + (1 + (2 + (6 + 24 / large) / large) / large) / large) / large
     small = np.minimum(x, 40.0)

@@ -1,0 +1,267 @@
+"""Each rule against PyTorch's own derivative, and against a difference where it has none."""
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+from torch.nn import functional
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from tangograd.engines.lean import DerivativeInsideError, Lean
+from tangograd.engines.rules import RULES
+from tangograd.tangents import load_formulas
+
+
+def numbers(*shape, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=torch.float64)
+
+
+def bags(mode, **options):
+    """embedding_bag of numbers, as a function of the weight."""
+    indices, offsets = torch.tensor([0, 2, 1, 3, 3, 0]), torch.tensor([0, 2, 5])
+    return lambda W, *w: functional.embedding_bag(
+        indices, W, offsets, mode=mode, per_sample_weights=w[0] if w else None, **options
+    )
+
+
+seen_by = torch.tensor([[True, False, False], [True, True, False], [True, True, True]])
+attention = functional.scaled_dot_product_attention
+qkv = [numbers(2, 4, 3, 5, seed=i) for i in range(3)]
+fewer = [qkv[0], numbers(2, 2, 3, 5, seed=7), numbers(2, 2, 3, 5, seed=8)]
+
+CASES = {
+    "linear": (functional.linear, [numbers(4, 3), numbers(5, 3), numbers(5)]),
+    "linear, no bias": (functional.linear, [numbers(2, 4, 3), numbers(5, 3)]),
+    "conv1d": (functional.conv1d, [numbers(2, 3, 6), numbers(4, 3, 2), numbers(4)]),
+    "conv2d": (
+        lambda x, W, b: functional.conv2d(x, W, b, stride=2, padding=1, groups=2),
+        [numbers(2, 4, 5, 5), numbers(6, 2, 3, 3), numbers(6)],
+    ),
+    "conv3d": (functional.conv3d, [numbers(1, 2, 4, 4, 4), numbers(3, 2, 2, 2, 2), numbers(3)]),
+    "matmul": (torch.matmul, [numbers(2, 3, 4), numbers(4, 5)]),
+    "@": (lambda a, b: a @ b, [numbers(3, 4), numbers(4)]),
+    "bmm": (torch.bmm, [numbers(2, 3, 4), numbers(2, 4, 5)]),
+    "mm": (torch.mm, [numbers(3, 4), numbers(4, 5)]),
+    "sum": (lambda a, b: a + b, [numbers(3, 4), numbers(4)]),
+    "sum with a factor": (lambda a, b: torch.add(a, b, alpha=2.5), [numbers(4), numbers(3, 1)]),
+    "sum with a number": (lambda a: 1 + a + 2, [numbers(3, 4)]),
+    "difference": (lambda a, b: a - b, [numbers(4), numbers(3, 4)]),
+    "difference with a factor": (lambda a, b: a.sub(b, alpha=3), [numbers(4), numbers(3, 4)]),
+    "product": (lambda a, b: a * b, [numbers(3, 4), numbers(4)]),
+    "product with a number": (lambda a: 3 * a, [numbers(3, 4)]),
+    "contiguous": (lambda a: a.t().contiguous(), [numbers(3, 4)]),
+    "clone": (torch.clone, [numbers(3)]),
+    "relu": (functional.relu, [numbers(3, 4)]),
+    "tanh": (torch.tanh, [numbers(3, 4)]),
+    "sigmoid": (torch.sigmoid, [numbers(3, 4)]),
+    "silu": (functional.silu, [numbers(3, 4)]),
+    "gelu": (functional.gelu, [numbers(3, 4)]),
+    "gelu, approximate": (lambda a: functional.gelu(a, approximate="tanh"), [numbers(3, 4)]),
+    "softmax": (lambda a: functional.softmax(a, -1), [numbers(3, 4)]),
+    "softmax, first dimension": (lambda a: a.softmax(0), [numbers(3, 4)]),
+    "layer norm": (
+        lambda x, w, b: functional.layer_norm(x, (4,), w, b),
+        [numbers(3, 4), numbers(4), numbers(4)],
+    ),
+    "layer norm of two dimensions": (
+        lambda x, w: functional.layer_norm(x, (3, 4), w),
+        [numbers(2, 3, 4), numbers(3, 4)],
+    ),
+    "layer norm alone": (lambda x: functional.layer_norm(x, (4,)), [numbers(3, 4)]),
+    "embedding": (
+        lambda W: functional.embedding(torch.tensor([[0, 2], [2, 1]]), W),
+        [numbers(3, 4)],
+    ),
+    "weight norm": (torch._weight_norm, [numbers(4, 3), numbers(4, 1)]),
+    "weight norm, last dimension": (
+        lambda v, g: torch._weight_norm(v, g, 1),
+        [numbers(4, 3), numbers(1, 3)],
+    ),
+    "weight norm, whole": (lambda v, g: torch._weight_norm(v, g, -1), [numbers(4, 3), numbers()]),
+    "embedding bag, sums": (bags("sum"), [numbers(4, 3)]),
+    "embedding bag, means": (bags("mean"), [numbers(4, 3)]),
+    "embedding bag, weighted": (bags("sum"), [numbers(4, 3), numbers(6)]),
+    "embedding bag, padded": (bags("mean", padding_idx=3), [numbers(4, 3)]),
+    "attention": (attention, qkv),
+    "attention, causal": (lambda q, k, v: attention(q, k, v, is_causal=True), qkv),
+    "attention, scaled": (lambda q, k, v: attention(q, k, v, scale=0.3), qkv),
+    "attention, mask": (lambda q, k, v: attention(q, k, v, attn_mask=seen_by), qkv),
+    "attention, numbers as a mask": (
+        lambda q, k, v: attention(q, k, v, attn_mask=numbers(3, 3, seed=5)),
+        qkv,
+    ),
+    "attention, a trained mask": (
+        lambda q, k, v, mask: attention(q, k, v, attn_mask=mask),
+        [*qkv, numbers(3, 3, seed=5)],
+    ),
+    "attention, groups of queries": (lambda q, k, v: attention(q, k, v, enable_gqa=True), fewer),
+    "lstm": (
+        lambda x, *weights: torch.lstm(
+            x, [torch.zeros(1, 2, 3)] * 2, weights, True, 1, 0.0, True, False, True
+        )[0],
+        [numbers(2, 4, 3), numbers(12, 3), numbers(12, 3), numbers(12), numbers(12)],
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def _formulas():
+    load_formulas()
+
+
+def lean(function, inputs, tangents, dual):
+    """z and t under the lean mode, with tangents on those inputs that ``dual`` names."""
+    with forward_ad.dual_level(), Lean():
+        arguments = [
+            forward_ad.make_dual(x, dx) if i in dual else x
+            for i, (x, dx) in enumerate(zip(inputs, tangents, strict=True))
+        ]
+        return forward_ad.unpack_dual(function(*arguments))
+
+
+def difference(function, inputs, tangents, dual, h=1e-6):
+    """The derivative to about 1e-9, with no formula."""
+    there, here = (
+        function(
+            *[
+                x + s * (i in dual) * dx
+                for i, (x, dx) in enumerate(zip(inputs, tangents, strict=False))
+            ]
+        )
+        for s in (h, -h)
+    )
+    return ((there - here) / (2 * h)).detach()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_tangents_are_derivatives(name):
+    function, inputs = CASES[name]
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
+    every = range(len(inputs))
+    for dual in (every, *([i] for i in every)):  # all together, and one by one
+        z, t = lean(function, inputs, tangents, dual)
+        assert not t.requires_grad
+        torch.testing.assert_close(z, function(*inputs), rtol=0, atol=1e-15)
+        wanted = difference(function, inputs, tangents, dual)
+        torch.testing.assert_close(t, wanted, rtol=0, atol=1e-8)
+
+
+#: PyTorch has no formula for these
+WITHOUT = ("embedding bag", "weight norm")
+
+
+@pytest.mark.parametrize("name", [name for name in CASES if not name.startswith(WITHOUT)])
+def test_tangents_are_those_of_pytorch_to_rounding(name):
+    function, inputs = CASES[name]
+    tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
+    every = range(len(inputs))
+    for dual in (every, *([i] for i in every)):
+        _, t = lean(function, inputs, tangents, dual)
+        with forward_ad.dual_level(), sdpa_kernel(SDPBackend.MATH):
+            arguments = [
+                forward_ad.make_dual(x, dx) if i in dual else x
+                for i, (x, dx) in enumerate(zip(inputs, tangents, strict=True))
+            ]
+            wanted = forward_ad.unpack_dual(function(*arguments)).tangent
+        torch.testing.assert_close(t, wanted, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_are_those_of_the_function(name):
+    function, inputs = CASES[name]
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
+    z, _ = lean(function, inputs, tangents, range(len(inputs)))
+    u = numbers(*z.shape, seed=40)
+    plain = torch.autograd.grad(function(*inputs), inputs, u)
+    for found, wanted in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
+        torch.testing.assert_close(found, wanted, rtol=0, atol=1e-14)
+
+
+def test_every_rule_is_tried():
+    tried = set()
+
+    class Watching(Lean):
+        def compute(self, func, args, kwargs):
+            tried.add(func)
+            return super().compute(func, args, kwargs)
+
+    for function, inputs in CASES.values():
+        with forward_ad.dual_level(), Watching():
+            function(*[forward_ad.make_dual(x, torch.ones_like(x)) for x in inputs])
+    rules = {RULES[func] for func in tried if func in RULES}
+    assert rules == set(RULES.values())
+
+
+def test_rows_that_attend_to_nothing():
+    nothing = torch.zeros(3, 3, dtype=torch.bool)
+    inputs = [x.clone().requires_grad_() for x in qkv]
+    z, t = lean(lambda q, k, v: attention(q, k, v, attn_mask=nothing), inputs, qkv, range(3))
+    assert bool(t.isfinite().all()) or not bool(z.isfinite().all())
+
+
+def test_attention_with_dropout_has_one_mask():
+    """The tangent belongs to the outputs' own mask."""
+    inputs = [x.clone().requires_grad_() for x in qkv]
+
+    def dropped(q, k, v):
+        return attention(q, k, v, dropout_p=0.5)
+
+    torch.manual_seed(0)
+    z, t = lean(
+        dropped, inputs, [torch.zeros_like(qkv[0]), torch.zeros_like(qkv[1]), qkv[2]], range(3)
+    )
+    torch.testing.assert_close(z.detach(), t)  # linear in v, with v as its own tangent
+
+
+@pytest.mark.parametrize("how", ["view", "slice", "item", "in place"])
+def test_what_is_changed_in_place_keeps_its_tangent(how):
+    x = numbers(4, 3).requires_grad_()
+
+    def function(x):
+        y = x * 2
+        if how == "view":
+            y.view(-1)[:5].mul_(x.view(-1)[:5])
+        elif how == "slice":
+            part = y[:, 1:]
+            part += x[:, 1:] ** 2
+        elif how == "item":
+            y[0] = x[1] * x[2]
+        else:
+            y.add_(x**3)
+        return y + 1
+
+    dx = numbers(4, 3, seed=3)
+    z, t = lean(function, [x], [dx], [0])
+    with forward_ad.dual_level():
+        wanted = forward_ad.unpack_dual(function(forward_ad.make_dual(x, dx)))
+    torch.testing.assert_close(t, wanted.tangent.detach())
+    for found, own in zip(
+        torch.autograd.grad(z.sum(), x), torch.autograd.grad(function(x).sum(), x), strict=True
+    ):
+        torch.testing.assert_close(found, own)
+
+
+def test_a_derivative_inside_is_refused():
+    x = numbers(3).requires_grad_()
+    with forward_ad.dual_level(), Lean(), pytest.raises(DerivativeInsideError):
+        torch.autograd.grad((forward_ad.make_dual(x, x.detach()) ** 2).sum(), x)
+
+
+def test_functions_made_of_others_are_looked_into():
+    """The linear layers inside multi-head attention follow the rule, and keep no tangent's graph."""
+    model = nn.MultiheadAttention(4, 2, batch_first=True)
+    seen = []
+
+    class Watching(Lean):
+        def compute(self, func, args, kwargs):
+            seen.append(func)
+            return super().compute(func, args, kwargs)
+
+    x = numbers(2, 3, 4)
+    with forward_ad.dual_level(), Watching():
+        model(forward_ad.make_dual(x, x), x, x, need_weights=False)
+    assert functional.linear in seen
+    assert functional.scaled_dot_product_attention in seen
