@@ -46,8 +46,9 @@ doctest: install ## the examples in the docstrings and in the README
 unit: install ## the tests
 	$(BIN)/pytest -q -n 2 tests
 
-bench: install ## speed against SGD, and untuned TANGO beside tuned Adam, into benchmarks/results
+bench: install ## speed and memory against SGD, and untuned TANGO beside tuned Adam, into benchmarks/results
 	$(BIN)/python benchmarks/step_cost.py
+	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/tuning_free.py
 
 bench-glm: install ## accuracy, coverage, speed and memory of one-pass models (an hour; 12 GB of disk)
