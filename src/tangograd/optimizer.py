@@ -260,6 +260,11 @@ class TANGO(Optimizer):
             >>> optimizer.step()
         """
         self._open.peers = distributed.peers(model)
+        if self._open.peers.sharded:
+            raise NotImplementedError(
+                "`evaluate` does not run models sharded by fully_shard: call the model and the "
+                "likelihood in a `with optimizer.tangents(model):` block"
+            )
         before = Conditions(model)
         try:
             with distributed.among(self._open.peers), self._block(model, closure):
@@ -579,7 +584,8 @@ class TANGO(Optimizer):
         v = 0. Near an optimum g vanishes, and the noise that v carries from its last batches makes
         the residual exceed 1. Use several batches: on one, its own noise dominates. The model runs
         in the mode that it is in (train or eval). Nothing is changed: a module's buffers, the
-        random state and the likelihood are left as they were.
+        random state and the likelihood are left as they were. Of several processes, each gets the
+        residual over its own batches.
 
         Args:
             model: maps the inputs of a batch to outputs.
@@ -600,9 +606,16 @@ class TANGO(Optimizer):
             )
             for group in self.param_groups
         ]
-        return relative_residual(
-            equations, lambda: self._session(model), model, likelihood, batches
-        )
+        peers = distributed.peers(model if isinstance(model, nn.Module) else None)
+        if peers.sharded:
+            raise NotImplementedError(
+                "residual() does not run models sharded by fully_shard: load a checkpoint of the "
+                "run into a whole model in one process"
+            )
+        with peers.inside():
+            return relative_residual(
+                equations, lambda: self._session(model), model, likelihood, batches
+            )
 
     # ------------------------------------------------------------------ saving, loading, copying
 

@@ -69,12 +69,13 @@ def results(optimizer, model):
     }
 
 
-def train(optimizer, model, likelihood, steps, own, *, parts=1, weighted=False):
+def train(optimizer, model, likelihood, steps, own, *, parts=1, weighted=False, as_function=False):
     """Train on the rows ``own(all rows)`` of each batch, in micro-batches.
 
     Args:
         parts: how many micro-batches.
         weighted: whether the loss is weighted by this process's number of samples.
+        as_function: whether the loss is given as a function.
     """
     wrapped = isinstance(model, DistributedDataParallel)
     sometimes = (model.module if wrapped else model).sometimes
@@ -87,9 +88,16 @@ def train(optimizer, model, likelihood, steps, own, *, parts=1, weighted=False):
         for i, rows in enumerate(pieces):
             last = i == len(pieces) - 1
             with model.no_sync() if wrapped and not last else nullcontext():
-                with optimizer.tangents(model):
-                    other = {"other": True} if sometimes and step % 2 else {}
-                    loss = likelihood(model(x[rows], **other), y[rows])
+                other = {"other": True} if sometimes and step % 2 else {}
+
+                def body(rows=rows, x=x, y=y, other=other):
+                    return likelihood(model(x[rows], **other), y[rows])
+
+                if as_function:
+                    loss = optimizer.evaluate(model, body)
+                else:
+                    with optimizer.tangents(model):
+                        loss = body()
                 (factor * loss / len(pieces)).backward()
         optimizer.step()
 
@@ -223,3 +231,33 @@ def one_cannot_run_again(steps=3):
             loss.backward()
             optimizer.step()
     return results(optimizer, model.module), [str(w.message) for w in said]
+
+
+class Noisy(nn.Module):
+    """Statistics of the batch in buffers, and random numbers: each process's own."""
+
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(INPUTS, 5), nn.BatchNorm1d(5), nn.Dropout(0.2))
+        self.head = nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        return self.head(self.body(x).tanh())
+
+
+def noisy(steps=12):
+    """With the defaults; in the middle the residual is looked at."""
+    torch.manual_seed(1)
+    model = DistributedDataParallel(Noisy())
+    torch.manual_seed(dist.get_rank())
+    optimizer, likelihood = TANGO(model.parameters()), Categorical()
+    for step, (x, y) in enumerate(batches(steps)):
+        rows = share(torch.arange(len(x)), 2)
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x[rows]), y[rows])
+        loss.backward()
+        optimizer.step()
+        if step == 5:
+            assert optimizer.residual(model, likelihood, [(x[rows], y[rows])]) > 0
+    return results(optimizer, model.module)

@@ -30,10 +30,17 @@ def test_processes_hold_the_same(pair, gamma, preconditioner):
     assert all(bool(x.isfinite().all()) for x in (*first["theta"], *first["v"]))
 
 
+@pytest.mark.parametrize("as_function", [False, True])
 @pytest.mark.parametrize("wrapper", [{"static_graph": True}, {"find_unused_parameters": True}])
-def test_the_same_with_options_of_the_wrapper(pair, wrapper):
-    first, second = pair.run(jobs.ddp, {}, Categorical, 12, wrapper=wrapper)
+def test_the_same_with_options_of_the_wrapper(pair, wrapper, as_function):
+    how = {"as_function": as_function}
+    first, second = pair.run(jobs.ddp, {}, Categorical, 12, wrapper=wrapper, how=how)
     assert_identical(first, second)
+    assert not first["groups"][0]["gamma"]["blind"]
+
+
+def test_the_same_with_batch_normalisation_and_dropout(pair):
+    assert_identical(*pair.run(jobs.noisy))
 
 
 def test_line_search_is_that_of_all_batches(pair):

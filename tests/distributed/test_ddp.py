@@ -31,6 +31,23 @@ def test_two_processes_equal_one(pair, wrapper, fisher):
     assert_close(two[0], one)
 
 
+@pytest.mark.parametrize("engine", ["dual", "two-pass", "double-backward"])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_every_engine_with_every_wrapper(pair, wrapper, engine):
+    """Also where the loss is a function, which is tried before it is run."""
+    one = jobs.alone(PRIOR, Known)
+    for as_function in (False, True):
+        two = pair.run(
+            jobs.ddp,
+            PRIOR | {"engine": engine},
+            Known,
+            wrapper=WRAPPERS[wrapper],
+            how={"as_function": as_function},
+        )
+        assert_identical(*two)
+        assert_close(two[0], one)
+
+
 def test_parameters_unused_in_some_steps(pair):
     one = jobs.alone(PLAIN, Known, sometimes=True)
     wrapper = {"find_unused_parameters": True}

@@ -96,6 +96,19 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
         assert all(a.equal(b) for a, b in zip(buffers, twin.buffers(), strict=True))
 
 
+@pytest.mark.parametrize("engine", ["auto", "dual", "two-pass"])
+@pytest.mark.parametrize("name", ["LSTM", "GRU", "MultiheadAttention", "TransformerEncoderLayer"])
+def test_single_precision_by_default(name, engine):
+    """oneDNN's LSTM and the fused attention have no forward formula: nothing need be switched."""
+    torch.manual_seed(0)
+    make, inputs = MODELS[name]
+    model, x, y = make(), inputs(), torch.randint(CLASSES, (B,))
+    twin = deepcopy(model)
+    torch.manual_seed(1)
+    found, v, _ = bracket_of(model.float(), x.float(), y, engine)
+    torch.testing.assert_close(found.double(), wanted(twin, x, y, v.double()), rtol=0, atol=2e-6)
+
+
 COMPILED = [
     "MLP",
     "pointwise functions",
