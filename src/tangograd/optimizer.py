@@ -129,6 +129,8 @@ class TANGO(Optimizer):
             that is right (logged at INFO level by the logger ``tangograd``); or one by name, or
             ``"compiled"``. See :mod:`tangograd.engines`.
 
+    With a ``torch.amp.GradScaler``, set the attribute ``scaler`` to it.
+
     torch's flags ``maximize``, ``foreach``, ``fused``, ``capturable`` and ``differentiable`` are
     absent: the log-loss is minimised by definition, there is one code path for the update, and the
     step reads numbers on the host.

@@ -83,9 +83,9 @@ class Rows(NamedTuple):
         """
         n, d = self.X.shape
         augmented = np.empty((n, len(m) + 1))
-        augmented[:, :d] = self.X.toarray() if is_sparse(self.X) else self.X
-        augmented[:, d:-1] = 0.0
-        augmented[:, :-1] -= m
+        X = self.X.toarray() if is_sparse(self.X) else self.X
+        np.subtract(X, m[:d], out=augmented[:, :d])
+        augmented[:, d:-1] = -m[d:]
         augmented[:, -1] = 1.0 if intercept else 0.0
         return augmented
 

@@ -24,7 +24,7 @@ PIECE_BYTES = 1 << 22
 #: rows held out are so few in a piece that it pays to wait for more of them
 HELD_ROWS = 2048
 #: but not for long: each keeps the batch that it is from in memory, for its place in it
-HELD_PIECES = 8
+HELD_PIECES = 16
 
 
 @dataclass
