@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import os
 import re
 import statistics
@@ -627,8 +628,9 @@ def cell(row: Row | None) -> str:
     if row["problems"] == [NO_STATE]:
         return NO_STATE
     if "ratio" not in row:
-        return "not the same" if row["problems"] else "the same"
-    text = f"{row['ratio']:.1f}×" if row["ratio"] < 10 else f"{row['ratio']:.0f}×"
+        text = "differs" if any("differs" in text for text in row["problems"]) else "the same"
+    else:
+        text = f"{row['ratio']:.1f}×" if row["ratio"] < 10 else f"{row['ratio']:.0f}×"
     return f"{text}, but" if row["problems"] else text
 
 
@@ -712,6 +714,8 @@ def main() -> None:
     options = parser.parse_args()
     run = time.strftime("%Y-%m-%d", time.gmtime())
     facts = machine("torch") | versions() | {"threads": 1, "seed": options.seed, "run": run}
+    if options.kept:
+        facts = json.loads(RESULTS.read_text())
     results = Results(RESULTS, ("neighbour", "situation"), facts)
     for name in () if options.kept else options.only.split(";"):
         process = ProcessPoolExecutor(1, mp_context=get_context("spawn"))
@@ -721,7 +725,7 @@ def main() -> None:
             results.add([row])
             told = row["error"] or "; ".join(row["problems"])
             seconds = time.perf_counter() - begun
-            print(f"{name:20}{situation:30}{cell(row):12}{seconds:5.1f} s  {told}", flush=True)
+            print(f"{name:20}{situation:33}{cell(row):14}{seconds:5.1f} s  {told}", flush=True)
         process.shutdown()
     page = tables(results.rows, results.facts | {"warm_up": WARM_UP})
     if options.write_docs:

@@ -1,7 +1,6 @@
 """Dual parameters come and go; what goes wrong is said clearly, and changes nothing."""
 
 import math
-import re
 import warnings
 from copy import deepcopy
 

@@ -27,7 +27,7 @@ from tangograd.vectors import dot
 
 #: tangents and gradients may disagree by so many units of rounding
 ROUNDING = 1e4
-#: and by this much below double precision, where autocast may have run the model in 16 bits
+#: and by this much where the model runs in 16 bits
 ROUNDING_16_BITS = 0.02
 
 
@@ -231,20 +231,35 @@ def check_adjoint(
     v: Sequence[Tensor],
     *,
     exact: bool = True,
-    where: str = "the model",
+    coarse: bool = False,
+    random: bool = False,
 ) -> None:
-    """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function."""
+    """``⟨u, J v⟩ = ⟨Jᵀu, v⟩``: forward and backward derivatives must be of the same function.
+
+    Args:
+        u: cotangents of outputs.
+        t: their tangents, which should be ``J v``.
+        gradient: ``Jᵀu``.
+        v: tangents of parameters.
+        exact: t is a derivative, not a difference.
+        coarse: the model runs in 16 bits.
+        random: u and v are random, of elements like one another's: then both sides are sums of
+            random signs, small beside the product of the norms, and so is their rounding.
+    """
     precision = max((torch.finfo(x.dtype) for x in u), key=lambda kind: kind.eps)
     u, t, gradient, v = ([x.detach().double() for x in vector] for vector in (u, t, gradient, v))
     forward, backward = dot(u, t), dot(gradient, v)
-    size = math.sqrt(dot(u, u) * dot(t, t)) + math.sqrt(dot(gradient, gradient) * dot(v, v))
+    if random:
+        size = _spread(u, t) + _spread(v, gradient)
+    else:
+        size = math.sqrt(dot(u, u) * dot(t, t)) + math.sqrt(dot(gradient, gradient) * dot(v, v))
     too_small_to_tell = size < precision.smallest_normal**0.5
     allowed = ROUNDING * precision.eps if exact else max(math.sqrt(precision.eps) * 1e2, 1e-6)
-    if precision.bits < 64:
+    if coarse:
         allowed = max(allowed, ROUNDING_16_BITS)
     if not too_small_to_tell and abs(forward - backward) > allowed * size:
         raise DisagreementError(
-            f"tangents and gradients disagree ({forward:.6g} against {backward:.6g}) in {where}, "
+            f"tangents and gradients disagree ({forward:.6g} against {backward:.6g}) in the model, "
             "so F̂v would be wrong. Something in it cuts one and not the other: a part that "
             "depends on parameters under torch.no_grad() (use .detach() instead, which cuts "
             "both), parameters used outside the model's call, or a custom operation whose "
@@ -252,10 +267,19 @@ def check_adjoint(
         )
 
 
+def _spread(numbers: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+    """The standard deviation of ``⟨numbers, others⟩``, the numbers being independent."""
+    pairs = zip(numbers, others, strict=True)
+    return math.sqrt(
+        sum(float(x.square().mean() * y.square().sum()) for x, y in pairs if y.numel())
+    )
+
+
 def check_term(session: Session, term: Term, cotangent: Tensor, gradient: Sequence[Tensor]) -> None:
     """The same for the outputs that a likelihood was given, and the gradient of a cotangent."""
     v = [session.scale * v.double() for v in session.tangents]
-    check_adjoint([cotangent], [term.tangents], gradient, v, exact=session.exact)
+    coarse = cotangent.dtype.itemsize < 8  # autocast may have run the model in 16 bits
+    check_adjoint([cotangent], [term.tangents], gradient, v, exact=session.exact, coarse=coarse)
 
 
 def _equal_to_rounding(a: Tensor, b: Tensor) -> bool:

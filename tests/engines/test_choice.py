@@ -285,3 +285,56 @@ def test_the_compiled_engine_runs_the_model_once():
     with pytest.raises(RuntimeError, match="once in a `tangents` block"), optimizer.tangents(model):
         model(x)
         model(x)
+
+
+class LosesTangents(torch.autograd.Function):
+    """Its tangent is silently 0."""
+
+    @staticmethod
+    def forward(x):
+        return 2 * x
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+    @staticmethod
+    def backward(ctx, g):
+        return 2 * g
+
+    @staticmethod
+    def jvp(ctx, t):
+        return torch.zeros_like(t)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_tangent_that_is_silently_zero_is_noticed_in_large_models(dtype):
+    """Both sides of the identity are small beside the norms there."""
+
+    class Loses(nn.Module):
+        def forward(self, x):
+            return LosesTangents.apply(x)
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(300, 300), Loses(), nn.Linear(300, 100)).to(dtype)
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with pytest.raises(DisagreementError, match=r"in 1 \(Loses\)"), optimizer.tangents(model):
+        Categorical()(model(torch.randn(200, 300, dtype=dtype)), torch.randint(100, (200,)))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rounding_is_no_disagreement(seed):
+    """In single precision, and in 16 bits, for models whose digits cancel."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(
+        nn.Linear(30, 50), nn.LayerNorm(50), nn.GELU(), nn.Linear(50, 50), nn.BatchNorm1d(50)
+    ).float()
+    x, y = 100 * torch.randn(16, 30).float(), torch.randint(50, (16,))
+    for low in (False, True):
+        optimizer = TANGO(model.parameters(), gamma=0.01)
+        for _ in range(3):
+            optimizer.zero_grad()
+            with torch.autocast("cpu", torch.bfloat16, enabled=low), optimizer.tangents(model):
+                loss = Categorical()(model(x), y)
+            loss.backward()
+            optimizer.step()

@@ -107,7 +107,8 @@ def check_outputs(
         z, list(parameters), u, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     t = [torch.zeros_like(z) if t is None else t for z, t in pairs]
-    check_adjoint(u, t, pulled, v, exact=exact)
+    coarse = any(z.dtype.itemsize < 4 or torch.is_autocast_enabled(z.device.type) for z, _ in pairs)
+    check_adjoint(u, t, pulled, v, exact=exact, coarse=coarse, random=True)
 
 
 def blame(
