@@ -679,10 +679,14 @@ diagonal are not optimizers: each step computes them on its batch and goes along
 BackPACK is tried on the model as it is; written anew, by hand, as a chain of its own modules, where
 that is possible; and through its converter: the error is that of the last. SINGD and K-FAC can be
 given the parameters of linear and convolution layers alone, and leave the others to another
-optimizer. A tied weight counts as *but* where its curvature is that of one use. Checkpoints are
-saved after {warm_up} steps with `torch.save` and loaded with `weights_only=True`; the same number
-of steps later, all weights must be *the same*, bit for bit. With DDP the time is that in a world of
-one process; besides, two processes train, each on its own batch, and must stay equal.
+optimizer. ScalableShampoo begins to precondition at its step 25 and computes its matrix roots every
+1000 steps: its times leave most of that out. A tied weight counts as *but* where its curvature is
+that of one use.
+
+Checkpoints are saved after {warm_up} steps with `torch.save` (of model, optimizer and, for TANGO,
+likelihood) and loaded with `weights_only=True`; the same number of steps later, all weights must be
+*the same*, bit for bit. With DDP the time is that in a world of one process; besides, two processes
+train, each on its own batch, and must stay equal.
 
 Measured with {versions}, Python {python}, seed {seed}, on {run}.
 Raw results: `benchmarks/results/neighbours.json`. This page is written by
