@@ -13,7 +13,9 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 from tangograd import TANGO, Categorical, Gaussian
-from tangograd.distributed import batch_factor
+from tangograd.distributed import batch_factor, peers
+from tangograd.gamma import Auto
+from tangograd.statistics import probe
 
 INPUTS, CLASSES = 4, 3
 
@@ -261,3 +263,38 @@ def noisy(steps=12):
         if step == 5:
             assert optimizer.residual(model, likelihood, [(x[rows], y[rows])]) > 0
     return results(optimizer, model.module)
+
+
+def squared_probe(draws=200, wrapped=True):
+    """The mean of ‖h‖², h being a random vector with second moments F̂: the trace of F̂."""
+    model = make_model()
+    model = DistributedDataParallel(model) if wrapped else model
+    optimizer = TANGO(model.parameters(), preconditioner=None)
+    (x, y), total = next(batches(1)), 0.0
+    rows = share(torch.arange(len(x)), 2) if wrapped else torch.arange(len(x))
+    likelihood = Categorical()
+    for _ in range(draws):
+        with optimizer.tangents(model):
+            likelihood(model(x[rows]), y[rows])
+        pulled = optimizer._open.blocks[-1].pulled
+        pulled[0].share.factor = 1.0
+        h = probe(pulled, list(model.parameters()), peers(model))
+        total += float(sum(piece.square().sum() for piece in h)) / draws
+        optimizer._open.blocks.clear()
+    return total
+
+
+def samples_counted():
+    """How many samples γ "auto" takes a batch of twelve for, which has been split unevenly."""
+    seen, measured = [], Auto.measured
+
+    def noting(self, *args, **kwargs):
+        seen.append(kwargs["samples"])
+        return measured(self, *args, **kwargs)
+
+    Auto.measured = noting
+    try:
+        ddp({}, Known, 2, sizes=(8, 4), how={"weighted": True})
+    finally:
+        Auto.measured = measured
+    return seen

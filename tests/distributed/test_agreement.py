@@ -52,6 +52,17 @@ def test_line_search_is_that_of_all_batches(pair):
     assert search[1] == search[2] == pytest.approx(search[0], rel=1e-12)
 
 
+def test_the_random_vector_has_the_fisher_matrix_of_all_batches(pair):
+    first, second = pair.run(jobs.squared_probe)
+    assert first == second == pytest.approx(jobs.squared_probe(wrapped=False), rel=0.2)
+
+
+def test_samples_of_all_batches_are_counted(pair):
+    for seen in pair.run(jobs.samples_counted):
+        assert seen == pytest.approx([12.0] * len(seen))
+        assert seen
+
+
 def test_the_largest_norm_is_that_of_all(pair):
     """γ = 1/max over what either process has seen: no larger than with one half of the data."""
     options = {"gamma": "max", "preconditioner": None, "lr": 0.0}

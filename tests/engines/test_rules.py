@@ -69,6 +69,25 @@ CASES = {
         [numbers(2, 3, 4), numbers(3, 4)],
     ),
     "layer norm alone": (lambda x: functional.layer_norm(x, (4,)), [numbers(3, 4)]),
+    "group norm": (
+        lambda x, w, b: functional.group_norm(x, 2, w, b),
+        [numbers(3, 4, 2), numbers(4), numbers(4)],
+    ),
+    "group norm alone": (lambda x: functional.group_norm(x, 2), [numbers(3, 4, 2, 2)]),
+    "batch norm": (
+        lambda x, w, b: functional.batch_norm(x, None, None, w, b, training=True),
+        [numbers(5, 3, 2), numbers(3), numbers(3)],
+    ),
+    "batch norm alone": (
+        lambda x: functional.batch_norm(x, None, None, training=True),
+        [numbers(5, 3)],
+    ),
+    "batch norm, evaluating": (
+        lambda x, w, b: functional.batch_norm(
+            x, torch.full((3,), 0.5).double(), torch.full((3,), 2.0).double(), w, b
+        ),
+        [numbers(5, 3, 2), numbers(3), numbers(3)],
+    ),
     "embedding": (
         lambda W: functional.embedding(torch.tensor([[0, 2], [2, 1]]), W),
         [numbers(3, 4)],
