@@ -1,0 +1,113 @@
+"""Layers, products and tables: (bi)linear in their arguments."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of, total
+
+MAXIMUM = 2  # a mode of embedding_bag
+
+
+def layer(
+    func: Rule,
+    input: Tensor,  # noqa: A002 - torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """``d(x W + b) = dx W + x dW + db``."""
+    dx, dW, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
+    x, W, b = plain(input), plain(weight), plain(bias)
+    z = func(x, W, b, *args, **kwargs)
+    with torch.no_grad():
+        t = None
+        if dW is not None:
+            t = func(x, dW, db, *args, **kwargs)
+        if dx is not None:
+            through = func(dx, W, db if t is None else None, *args, **kwargs)
+            t = through if t is None else t.add_(through)
+        elif dW is None and db is not None:
+            return NotImplemented
+    return dual(z, t)
+
+
+def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
+    """``d(a b) = da b + a db``."""
+    da, db = tangent_of(a), tangent_of(b)
+    a, b = plain(a), plain(b)
+    z = func(a, b)
+    with torch.no_grad():
+        t = total(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
+    return dual(z, t)
+
+
+def embedding(func: Rule, weight: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> Any:
+    """Linear in the weight."""
+    dW = tangent_of(weight)
+    z = func(plain(weight), indices, *args, **kwargs)
+    if dW is None:
+        return z
+    with torch.no_grad():
+        t = func(dW, indices, *args, **kwargs)
+    return dual(z, t)
+
+
+def embedding_bag(
+    func: Rule,
+    weight: Tensor,
+    indices: Tensor,
+    offsets: Tensor,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Tensor | None = None,
+    *args: Any,
+) -> Any:
+    """Sums and means are linear in the weight, and in the weights of the samples."""
+    if mode == MAXIMUM:
+        return NotImplemented
+    dW, dw = tangent_of(weight), tangent_of(per_sample_weights)
+    W, w = plain(weight), plain(per_sample_weights)
+
+    def bags(W: Tensor, w: Tensor | None) -> Any:
+        return func(W, indices, offsets, scale_grad_by_freq, mode, sparse, w, *args)
+
+    z, *others = bags(W, w)
+    with torch.no_grad():
+        t = total(
+            ([] if dW is None else [bags(dW, w)[0]]) + ([] if dw is None else [bags(W, dw)[0]])
+        )
+    return (dual(z, t), *others)
+
+
+def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
+    """``W = g v/‖v‖``, norms over all dimensions but one."""
+    dv, dg = tangent_of(v), tangent_of(g)
+    v, g = plain(v), plain(g)
+    z = func(v, g, dim)
+    with torch.no_grad():
+        norm = torch.norm_except_dim(v, 2, dim)
+        direction = v / norm
+        terms = []
+        if dg is not None:
+            terms.append(direction * dg)
+        if dv is not None:
+            dims = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
+            along = (direction * dv).sum(dims, keepdim=True) if dims != [] else direction * dv
+            terms.append((dv - direction * along) * (g / norm))
+    return dual(z, total(terms))
+
+
+def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
+    """The formula is there for PyTorch's own kernels, not for oneDNN's."""
+    enabled = torch._C._get_mkldnn_enabled()
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        return cut(func(*args, **kwargs))
+    finally:
+        torch._C._set_mkldnn_enabled(enabled)
