@@ -16,9 +16,8 @@ Which processes belong together is told by the model: that given to ``tangents``
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -29,8 +28,20 @@ from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
-from tangograd.shards import is_shard, whole
+from tangograd.fsdp import fsdp_tangent_pass, groups, is_sharded, is_unit, pull_back_to_shards
+from tangograd.shards import is_shard
 from tangograd.tangents import pull_back
+
+__all__ = [
+    "ALONE",
+    "Peers",
+    "among",
+    "batch_factor",
+    "fsdp_tangent_pass",
+    "here",
+    "is_sharded",
+    "peers",
+]
 
 T = TypeVar("T")
 
@@ -77,9 +88,9 @@ class Peers:
         found = list(tensors)
         if self.size == 1:
             return found
-        whole = [i for i, x in enumerate(tensors) if not is_shard(x)]  # shards are agreed on
-        for dtype in dict.fromkeys(tensors[i].dtype for i in whole):
-            places = [i for i in whole if tensors[i].dtype == dtype]
+        own = [i for i, x in enumerate(tensors) if not is_shard(x)]  # shards are agreed on
+        for dtype in dict.fromkeys(tensors[i].dtype for i in own):
+            places = [i for i in own if tensors[i].dtype == dtype]
             total = torch.cat([found[i].reshape(-1) for i in places])
             dist.all_reduce(total, group=self.group)
             pieces = total.div_(self.size).split([found[i].numel() for i in places])
@@ -106,12 +117,12 @@ class Peers:
         """``Jᵀ u`` of this process's outputs; for sharded parameters, its mean over processes."""
         if self.sharded:
             self._check_synchronised()
-            return _pull_back_to_shards(outputs, parameters, cotangents)
+            return pull_back_to_shards(outputs, parameters, cotangents)
         return pull_back(outputs, parameters, cotangents)
 
     def _check_synchronised(self) -> None:
         units = [module for module in self.wrapper.modules() if is_unit(module)]  # type: ignore[union-attr]
-        if not all(group.reduce_grads for unit in units for group in _groups(unit)):
+        if not all(group.reduce_grads for unit in units for group in groups(unit)):
             raise RuntimeError(
                 "set_requires_gradient_sync(False) leaves gradients of micro-batches on each "
                 "process, where what γ and C measure would be mixed with them: synchronise every "
@@ -254,151 +265,3 @@ def batch_factor(samples: float, model: nn.Module) -> float:
     """
     (mean,) = peers(model).mean([float(samples)])
     return samples / mean
-
-
-# ---------------------------------------------------------------------- sharded models
-
-
-def is_sharded(model: nn.Module) -> bool:
-    """Whether the model's parameters are spread over processes, by ``fully_shard``."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
-        return False
-    if any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
-        raise TypeError(
-            "TANGO needs one velocity a parameter, and FullyShardedDataParallel flattens "
-            "parameters into one: shard the model with torch.distributed.fsdp.fully_shard"
-        )
-    return any(is_unit(module) for module in model.modules())
-
-
-def fsdp_tangent_pass(
-    model: nn.Module,
-    parameters: Sequence[Tensor],
-    tangents: Sequence[Tensor],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
-    """Run a sharded model with dual parameters and without a graph, in an open dual level.
-
-    Each unit of ``fully_shard`` gathers its parameters for its own forward pass, and frees them.
-    Their tangents are gathered with them, so that one unit's v is whole at a time.
-
-    Args:
-        model: made of ``fully_shard``; it may be inside its own call, its forward replaced.
-        parameters: trainable ones, sharded.
-        tangents: one each, sharded alike.
-        args: of the call.
-        kwargs: the same.
-
-    Returns:
-        The outputs, as duals.
-    """
-    moving = {id(p): v for p, v in zip(parameters, tangents, strict=True)}
-    units = [_Unit(module, moving) for module in model.modules() if is_unit(module)]
-    with ExitStack() as stack:
-        for unit in units:
-            stack.enter_context(unit.hooked())
-        inside = [unit for unit in units if unit.module is model and unit.running()]
-        for unit in inside:  # its hooks have run: it has its parameters already
-            stack.enter_context(unit.dual())
-        with torch.no_grad():
-            return (model.forward if inside else model)(*args, **kwargs)
-
-
-def _groups(unit: nn.Module) -> list[Any]:
-    """The groups of parameters that a unit of ``fully_shard`` gathers."""
-    return list(unit._get_fsdp_state()._fsdp_param_groups)  # type: ignore[operator]
-
-
-class _Unit:
-    """A unit of ``fully_shard``, and the tangents of its parameters, by their identities.
-
-    What it knows of torch's own objects: a state for the unit, whose groups of parameters say
-    where each belongs, and keep the order of forward passes for the backward pass to come.
-    """
-
-    def __init__(self, module: nn.Module, moving: dict[int, Tensor]) -> None:
-        self.module = module
-        self.groups = _groups(module)
-        self.moving = moving
-        self._plain: list[tuple[nn.Module, str, Tensor]] = []
-
-    def running(self) -> bool:
-        """Whether the unit is in its forward pass."""
-        state = self.module._get_fsdp_state()  # type: ignore[operator]
-        return bool(state._training_state.name == "FORWARD")
-
-    @contextmanager
-    def hooked(self) -> Iterator[None]:
-        """Make the parameters dual in each forward pass; the backward pass will know of none."""
-        orders = [getattr(g.comm_ctx, "post_forward_order", []) for g in self.groups]
-        orders += [g._post_forward_indices for g in self.groups]
-        kept = [(order, len(order)) for order in orders]
-        hooks = (
-            self.module.register_forward_pre_hook(lambda *_: self._enter()),
-            self.module.register_forward_hook(
-                lambda *_: self._leave(), prepend=True, always_call=True
-            ),
-        )
-        try:
-            yield
-        finally:
-            for hook in hooks:
-                hook.remove()
-            self._leave()
-            for order, length in kept:
-                del order[length:]
-
-    @contextmanager
-    def dual(self) -> Iterator[None]:
-        """The same for a unit whose hooks have run."""
-        self._enter()
-        try:
-            yield
-        finally:
-            self._leave()
-
-    def _enter(self) -> None:
-        self._leave()
-        known = [
-            (self.moving[id(p.sharded_param)], p._module_info)
-            for group in self.groups
-            for p in group.fsdp_params
-            if id(p.sharded_param) in self.moving
-        ]
-        gathered = [info.module._parameters[info.param_name] for _, info in known]
-        tangents = whole([v.to(p.dtype) for (v, _), p in zip(known, gathered, strict=True)])
-        for (_, info), p, t in zip(known, gathered, tangents, strict=True):
-            dual = forward_ad.make_dual(p.detach(), t)
-            modules = [info.module, *info.shared_modules]
-            names = [info.param_name, *info.shared_param_names]
-            for module, name in zip(modules, names, strict=True):
-                self._plain.append((module, name, p))
-                module._parameters[name] = dual
-
-    def _leave(self) -> None:
-        for module, name, p in self._plain:
-            module._parameters[name] = p  # type: ignore[assignment]
-        self._plain.clear()
-
-
-def _pull_back_to_shards(
-    outputs: Sequence[Tensor], parameters: Sequence[Tensor], cotangents: Sequence[Tensor]
-) -> list[Tensor]:
-    """By a backward pass, for there is no other way to parameters that are gathered on the way."""
-    kept = [p.grad for p in parameters]
-    for p in parameters:
-        p.grad = None
-    try:
-        torch.autograd.backward(outputs, cotangents, retain_graph=True)
-        return [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
-    finally:
-        for p, grad in zip(parameters, kept, strict=True):
-            p.grad = grad
-
-
-def is_unit(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called on the module itself."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    return fsdp is not None and isinstance(module, fsdp.FSDPModule)
