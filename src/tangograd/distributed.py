@@ -214,7 +214,13 @@ def peers(model: nn.Module | None) -> Peers:
         for unit in model.modules():
             if is_unit(unit):
                 unit.reshard()  # type: ignore[operator]  # after an evaluation, a root is not
-        mesh: Any = next(p for p in model.parameters() if is_shard(p)).device_mesh  # type: ignore[attr-defined]
+        for name, p in model.named_parameters():
+            if p.requires_grad and not is_shard(p):
+                raise ValueError(
+                    f"the parameter {name!r} is not sharded as others of the model are, so its "
+                    "gradient is not averaged: call fully_shard on the model itself, too"
+                )
+        mesh: Any = next(model.parameters()).device_mesh  # type: ignore[attr-defined]
         if mesh.ndim > 1:
             raise NotImplementedError(
                 "TANGO knows models sharded over a mesh of one dimension; this one has the "

@@ -137,9 +137,7 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
     return pulled
 
 
-def combine(
-    pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE
-) -> Statistics:
+def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE) -> Statistics:
     """The statistics of one group of parameters, from all terms that went into a step."""
     used = [piece for piece in pulled if piece.share.factor > 0]
     diagonal = _total(

@@ -7,7 +7,7 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tangograd import TANGO
@@ -44,13 +44,12 @@ class Net(nn.Module):
         return self.head(x) * self.scale
 
 
-def make(options, *, shard):
+def make(options, *, shard, **policy):
     torch.manual_seed(1)
     model = Net()
     if shard:
-        for block in model.blocks:
-            fully_shard(block)
-        fully_shard(model)
+        for unit in (*model.blocks, model):
+            fully_shard(unit, mp_policy=MixedPrecisionPolicy(**policy))
     return model, TANGO(model.parameters(), **options)
 
 
@@ -85,8 +84,8 @@ def alone(options, likelihood, count=4):
     return results(model, optimizer)
 
 
-def fsdp(options, likelihood, count=4, parts=1):
-    model, optimizer = make(options, shard=True)
+def fsdp(options, likelihood, count=4, parts=1, **policy):
+    model, optimizer = make(options, shard=True, **policy)
     evaluate = torch.ones(2, INPUTS)
     with torch.no_grad():
         model(evaluate)  # leaves the root gathered
@@ -145,6 +144,24 @@ def refused(options):
     except NotImplementedError as error:
         return str(error)
     return None
+
+
+def refused_models():
+    """What is said of a model that is sharded in part, of a closure, and of a residual."""
+    said = []
+    model, optimizer = make({"gamma": 0.1}, shard=True)
+    part = Net()
+    fully_shard(part.blocks[0])
+    tries = (
+        lambda: TANGO(part.parameters()).tangents(part).__enter__(),
+        lambda: optimizer.evaluate(model, lambda: None),
+    )
+    for attempt in tries:
+        try:
+            attempt()
+        except (NotImplementedError, ValueError) as error:
+            said.append(str(error))
+    return said
 
 
 def unsynchronised(options):

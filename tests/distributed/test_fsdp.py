@@ -3,6 +3,7 @@
 from functools import partial
 
 import pytest
+import torch
 
 from tangograd import Categorical
 from tests.distributed import sharded
@@ -26,6 +27,16 @@ def test_accumulation(pair):
     one = sharded.alone(PLAIN, Known)
     assert_close(pair.run(sharded.fsdp, PLAIN | {"engine": "two-pass"}, Known, parts=2)[0], one)
     assert_close(pair.run(sharded.unsynchronised, PLAIN)[0], sharded.alone(PLAIN, Known, 3))
+
+
+def test_mixed_precision(pair):
+    """Units gather in single precision what is kept in double."""
+    two = pair.run(sharded.fsdp, PLAIN, Known, param_dtype=torch.float32)
+    assert_identical(*two)
+    one = sharded.alone(PLAIN, Known)
+    assert_close(two[0], one, 1e-5)
+    with pytest.raises(AssertionError):
+        assert_close(two[0], one, 1e-10)
 
 
 def test_rmsprop_is_that_of_all_batches(pair):
@@ -76,3 +87,9 @@ def test_what_shards_cannot_do(pair, options, instead):
 def test_statistics_need_synchronised_micro_batches(pair):
     for said in pair.run(sharded.unsynchronised, {}):
         assert "set_requires_gradient_sync(False)" in said
+
+
+def test_models_that_are_refused(pair):
+    for in_part, closure in pair.run(sharded.refused_models):
+        assert "is not sharded" in in_part
+        assert "optimizer.tangents(model)" in closure
