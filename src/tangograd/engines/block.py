@@ -199,7 +199,7 @@ def _choosing(engines: Engines, model: nn.Module, session: Session) -> Callable[
         if engine is None and not torch.is_grad_enabled():
             return Dual().run(call, session.parameters, session.tangents)
         if engine is None:
-            engine = engines.settle(model, None, _choose_for_call(engines, call, session))
+            engine = engines.settle(model, None, _choose_for_call(engines, model, call, session))
             session.exact = engine.exact
             if engine.whole_block:
                 make_dual_(session.parameters, session.tangents)
@@ -212,7 +212,9 @@ def _choosing(engines: Engines, model: nn.Module, session: Session) -> Callable[
     return handle
 
 
-def _choose_for_call(engines: Engines, call: Call, session: Session) -> Engine:
+def _choose_for_call(
+    engines: Engines, model: nn.Module, call: Call, session: Session
+) -> Engine:
     if is_sharded(call.inner):
         if not any(isinstance(engine, TwoPass) for engine in engines.candidates):
             raise choice.CannotRunError(
@@ -221,7 +223,7 @@ def _choose_for_call(engines: Engines, call: Call, session: Session) -> Engine:
         return TwoPass()
     conditions, trial = Conditions(call.inner), call._replace(plain=call.run)
     allowed = engines.candidates
-    if _wrapped(call) or has_compiled(call.inner):  # let an ordinary pass go through that
+    if has_compiled(model):  # let an ordinary pass go through that
         allowed = tuple(engine for engine in allowed if not engine.whole_block) or allowed
     tried: list[Engine] = []
 
@@ -243,11 +245,6 @@ def _choose_for_call(engines: Engines, call: Call, session: Session) -> Engine:
         with conditions.restored():
             call.run(*call.args, **call.kwargs)  # the user's own error, if it is one
         raise
-
-
-def _wrapped(call: Call) -> bool:
-    """Whether something around the module runs at each call: compiled code, or DDP's own."""
-    return call.run is call.inner
 
 
 def _choose_for_closure(
