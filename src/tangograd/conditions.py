@@ -24,8 +24,8 @@ class Conditions:
     """
 
     def __init__(self, model: object) -> None:
-        self.buffers = list(model.buffers()) if isinstance(model, nn.Module) else []
-        self.values = [buffer.clone() for buffer in self.buffers]
+        self.model = model
+        self.buffers = _buffers(model)
         self.random = torch.get_rng_state()
         used = torch.cuda.is_available() and torch.cuda.is_initialized()
         self.cuda_random = torch.cuda.get_rng_state_all() if used else []
@@ -38,7 +38,7 @@ class Conditions:
     @contextmanager
     def restored(self) -> Iterator[None]:
         """Go back to these conditions; afterwards all is as it was before the block."""
-        now = [buffer.clone() for buffer in self.buffers]
+        now = _buffers(self.model)
         with ExitStack() as stack:
             stack.enter_context(torch.random.fork_rng())
             for kind, dtype, enabled in self.autocast:
@@ -47,16 +47,35 @@ class Conditions:
             try:
                 yield
             finally:
-                self._write(now)
+                _write(now)
 
     def restore(self) -> None:
         """Go back to the random state and the buffers for good."""
         torch.set_rng_state(self.random)
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
-        self._write(self.values)
+        _write(self.buffers)
 
-    def _write(self, values: Sequence[Tensor]) -> None:
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(self.buffers)):
-            for buffer, value in zip(self.buffers, values, strict=True):
-                buffer.copy_(value)
+
+#: a place for a buffer, the tensor in it, and its value
+Slot = tuple[nn.Module, str, Tensor, Tensor]
+
+
+def _buffers(model: object) -> list[Slot]:
+    if not isinstance(model, nn.Module):
+        return []
+    return [
+        (module, name, buffer, buffer.clone())
+        for module in model.modules()
+        for name, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+
+
+def _write(slots: Sequence[Slot]) -> None:
+    """Put back tensors, which a model may have replaced, and values, which it may have changed."""
+    buffers = tuple(buffer for _, _, buffer, _ in slots)
+    with torch.no_grad(), _unsafe_preserve_version_counter(buffers):
+        for module, name, buffer, value in slots:
+            module._buffers[name] = buffer
+            buffer.copy_(value)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
+from torch.utils.checkpoint import CheckpointError
 
 from tangograd import distributed, guard, preconditioners, refresh
 from tangograd import gamma as gammas
@@ -29,6 +30,7 @@ from tangograd.checks import (
 )
 from tangograd.conditions import Conditions
 from tangograd.engines.block import Engines, NoFormulaError, tangent_block
+from tangograd.engines.choice import refuse_reentrant
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
@@ -271,7 +273,8 @@ class TANGO(Optimizer):
         try:
             with distributed.among(self._open.peers), self._block(model, closure):
                 return closure()
-        except NoFormulaError:  # the engines that remain are tried
+        except (NoFormulaError, CheckpointError):  # the engines that remain are tried
+            self._engines.forget(model, closure)
             before.restore()
             with distributed.among(self._open.peers), self._block(model, closure):
                 return closure()
@@ -300,6 +303,8 @@ class TANGO(Optimizer):
                 "tangograd.Categorical) inside the block."
             )
         self._versions = {p: p._version for p in session.parameters}
+        if step == 0:
+            refuse_reentrant([term.outputs for term in session.terms])
         if replay:
             replay.terms = session.terms
         draws = 1 if step else max(C.first_draws for C in Cs)

@@ -46,6 +46,7 @@ class Replay:
         self.closure = closure
         self.terms: Sequence[Term] = ()
         self._calls: list[_Call] = []
+        self._chained = False
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -54,13 +55,15 @@ class Replay:
             self._calls.append(_Call((), {}, Conditions(self.model)))
             yield
             return
-        hook = self.model.register_forward_pre_hook(self._note, with_kwargs=True)
+        hook = self.model.register_forward_pre_hook(self._note, with_kwargs=True, prepend=True)
         try:
             yield
         finally:
             hook.remove()
 
     def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        leaves = pytree.tree_leaves((args, kwargs))
+        self._chained |= any(isinstance(x, Tensor) and x.grad_fn is not None for x in leaves)
         self._calls.append(_Call(args, dict(kwargs), Conditions(model)))
 
     def run(
@@ -110,13 +113,15 @@ class Replay:
             return
         if self.model is None:
             raise CannotReplayError("the block does not say which model it runs")
+        if self._chained:
+            raise CannotReplayError("the model was called with outputs of its own, or of another")
         found: list[Tensor] = []
         for call in self._calls:
             with call.conditions.restored():
                 outputs = self.model(*call.arguments, **call.keywords)
             found += [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
         for term in self.terms:
-            session.meet_again(_same_values(term.received, found))
+            session.meet_again(session.dress(_same_values(term.received, found)))
 
 
 def _same_values(received: Tensor, found: Sequence[Tensor]) -> Tensor:

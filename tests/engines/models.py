@@ -59,6 +59,47 @@ class Energy(nn.Module):
             return torch.autograd.grad(energy, x, create_graph=True)[0]
 
 
+class Shared(nn.Module):
+    """A layer under two names, and a weight under two others."""
+
+    def __init__(self):
+        super().__init__()
+        layer, other = nn.Linear(3, 3), nn.Linear(3, 3)
+        other.weight = layer.weight
+        self.layers = nn.Sequential(layer, nn.Tanh(), layer, other, nn.Linear(3, CLASSES))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+class ChangesThings(nn.Module):
+    """Its input in place, a buffer by another, and what it was given."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(3, CLASSES)
+        self.register_buffer("mean", torch.zeros(3))
+
+    def forward(self, x):
+        x = x.clone() if x.requires_grad else x
+        x.mul_(2)
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+        return self.linear(x - self.mean)
+
+
+class HardSwish(nn.Module):
+    """Sums with constants, then changed in place."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.second = nn.Linear(3, 5), nn.Linear(5, CLASSES)
+
+    def forward(self, x):
+        h = self.first(x)
+        W = self.second.weight + 0.1
+        return functional.linear(h * functional.relu6(h + 3, inplace=True) / 6, W.clamp_(-0.3, 0.3))
+
+
 def numbers(*shape):
     return lambda: torch.randn(B, *shape)
 
@@ -121,6 +162,13 @@ MODELS = {
         numbers(3, 4),
     ),
     "tied embeddings": (TiedEmbeddings, tokens),
+    "padded embeddings": (
+        lambda: Named(nn.Embedding(CLASSES, 4, padding_idx=1), 4),
+        tokens,
+    ),
+    "shared layers": (Shared, numbers(3)),
+    "changed inputs and buffers": (ChangesThings, numbers(3)),
+    "hard swish": (HardSwish, numbers(3)),
     "dropout": (
         lambda: nn.Sequential(nn.Linear(3, 8), nn.Dropout(0.4), nn.Tanh(), nn.Linear(8, CLASSES)),
         numbers(3),
@@ -156,6 +204,12 @@ MODELS = {
     ),
     "compiled part": (
         lambda: Named(torch.compile(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), backend="eager"), 4),
+        numbers(3),
+    ),
+    "scripted part": (
+        lambda: Named(
+            torch.jit.trace(nn.Sequential(nn.Linear(3, 4), nn.Tanh()), torch.ones(1, 3).double()), 4
+        ),
         numbers(3),
     ),
     "derivative inside": (Energy, numbers(4)),

@@ -2,10 +2,12 @@
 
 import logging
 from copy import deepcopy
+from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.engines.choice import CannotRunError
@@ -338,3 +340,115 @@ def test_rounding_is_no_disagreement(seed):
                 loss = Categorical()(model(x), y)
             loss.backward()
             optimizer.step()
+
+
+def test_the_models_parameters_are_the_same_objects_after_every_engine():
+    layer = nn.Linear(3, 3)
+    for engine in ("auto", "dual", "two-pass", "double-backward", "finite-difference"):
+        model = nn.Sequential(layer, nn.Tanh(), layer, nn.Linear(3, 4))  # one layer, twice
+        before = list(model.parameters())
+        optimizer = TANGO(model.parameters(), gamma=0.1, engine=engine)
+        fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), 2)
+        assert all(a is b for a, b in zip(model.parameters(), before, strict=True))
+
+
+class Reentrant(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.block, self.head = nn.Linear(3, 3), nn.Linear(3, 4)
+
+    def forward(self, x):
+        h = x.clone().requires_grad_()
+        return self.head(checkpoint(self.block, h, use_reentrant=True))
+
+
+@pytest.mark.parametrize("how", ["tangents", "evaluate"])
+def test_reentrant_checkpoints_are_refused(how):
+    """They would be silently wrong: the backward pass alone sees their parameters."""
+    model, x, y, likelihood = Reentrant(), torch.randn(5, 3), torch.randint(4, (5,)), Categorical()
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with pytest.raises(CannotRunError, match="use_reentrant=False"):
+        if how == "tangents":
+            with optimizer.tangents(model):
+                likelihood(model(x), y)
+        else:
+            optimizer.evaluate(model, lambda: likelihood(model(x), y))
+
+
+@pytest.mark.parametrize("engine", ["auto", "two-pass", "double-backward"])
+def test_outputs_in_a_dataclass(engine):
+    @dataclass
+    class Output:
+        logits: torch.Tensor
+        cache: object = None
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(3, 4)
+
+        def forward(self, x):
+            return Output(self.linear(x), cache=object())
+
+    model, x, y = Model(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
+    v = set_velocity(optimizer, model)
+    with optimizer.tangents(model):
+        loss = Categorical()(model(x).logits, y)
+    loss.backward()
+    parameters, z = list(model.parameters()), model(x).logits
+    g = flatten(torch.autograd.grad(Categorical()(z, y), parameters, retain_graph=True))
+    F = fisher_matrix(Categorical(), z, parameters)
+    torch.testing.assert_close(flatten([p.grad for p in parameters]), g - 0.7 * F @ v)
+
+
+def test_precisions_may_be_mixed():
+    """Rounding is that of the coarsest part."""
+
+    class Mixed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.Sequential(nn.Linear(8, 32), nn.GELU(), nn.Linear(32, 4)).float()
+
+        def forward(self, x):
+            with torch.autocast("cpu", torch.bfloat16):
+                z = self.layers(x.float())
+            return z.double()
+
+    torch.manual_seed(0)
+    model = Mixed()
+    optimizer = TANGO(model.parameters(), gamma=0.01)
+    fit(optimizer, model, torch.randn(32, 8), torch.randint(4, (32,)), 3)
+
+
+def test_a_model_called_with_its_own_outputs():
+    """It cannot be replayed call by call; the step says so and goes on."""
+    model, x, y = nn.Linear(4, 4), torch.randn(5, 4), torch.randint(4, (5,))
+    optimizer, likelihood = TANGO(model.parameters()), Categorical()
+    with optimizer.tangents(model):
+        loss = likelihood(model(torch.tanh(model(x))), y)
+    loss.backward()
+    with pytest.warns(RuntimeWarning, match="outputs of its own"):
+        optimizer.step()
+
+
+def test_arguments_by_name():
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    optimizer, likelihood = TANGO(model.parameters(), gamma=0.1), Categorical()
+    for _ in range(2):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            z = torch.add(torch.tanh(input=model(x)), other=1.0)
+            loss = likelihood(z, y)
+        loss.backward()
+        optimizer.step()
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+def test_a_model_that_compiles_itself():
+    torch._dynamo.reset()
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    model.compile(backend="eager")
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    fit(optimizer, model, x, y, 2)
+    assert model._compiled_call_impl is not None

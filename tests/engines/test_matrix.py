@@ -11,6 +11,7 @@ from tangograd import TANGO, Categorical
 from tangograd.engines.choice import CannotRunError
 from tangograd.engines.passes import NAMES, Compiled
 from tangograd.reference import fisher_matrix
+from tangograd.tangents import DisagreementError
 from tangograd.vectors import flatten
 from tests.cases import set_velocity
 
@@ -23,6 +24,7 @@ CHOSEN = {
     "custom Function without jvp": "double-backward",
     "compiled module": "two-pass",
     "compiled part": "two-pass",
+    "scripted part": "two-pass",
 }
 NO_FORMULA = "no forward-mode formula"
 NO_SECOND = "its backward has no derivative"
@@ -39,6 +41,7 @@ CANNOT = {
     ("double-backward", "TransformerEncoderLayer"): NO_SECOND,
     ("double-backward", "EmbeddingBag"): NO_SECOND,
     ("double-backward", "EmbeddingBag, maximum"): NO_SECOND,
+    ("finite-difference", "padded embeddings"): "the backward leaves out the padding",
 }
 
 
@@ -54,7 +57,8 @@ def bracket_of(model, x, y, engine):
     torch.manual_seed(7)
     with optimizer.tangents(model):
         outputs = model(x)
-        assert torch.autograd.forward_ad.unpack_dual(outputs).tangent is not None
+        carried = torch.autograd.forward_ad.unpack_dual(outputs).tangent is not None
+        assert carried or engine in ("auto", "double-backward")  # which looks at the graph later
         loss = likelihood(outputs, y)
     loss.backward()
     parameters = list(model.parameters())
@@ -80,10 +84,10 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
     model, x, y = make(), inputs(), torch.randint(CLASSES, (B,))
     twin = model if "compiled" in name else deepcopy(model)
     if (engine, name) in CANNOT:
-        with pytest.raises(CannotRunError, match=engine):
+        with pytest.raises((CannotRunError, DisagreementError), match=f"{engine}|disagree"):
             bracket_of(model, x, y, engine)
         return
-    found, v, optimizer = bracket_of(model, x, y, engine)
+    found, v, optimizer = bracket_of(model, x.clone(), y, engine)
     random_state, buffers = torch.get_rng_state(), deepcopy(list(model.buffers()))
     chosen = optimizer._engines.of(model, None)
     assert chosen.name == (CHOSEN.get(name, "dual") if engine == "auto" else engine)

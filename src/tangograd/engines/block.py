@@ -24,10 +24,12 @@ from tangograd.engines.passes import (
     Dual,
     Engine,
     TwoPass,
+    apart,
     candidates,
     difference,
     eagerly,
     has_compiled,
+    make_dual_,
     outside_the_level,
     refuse_low_precision,
 )
@@ -161,7 +163,7 @@ def _enter(
                 f"engine={engine.name!r} runs the model again, so it needs one: use "
                 "`tangents(model)`, or give the loss as a function to `evaluate`"
             )
-        if closure is None and model is not None:
+        elif closure is None and model is not None:
             stack.enter_context(
                 intercepted(
                     model,
@@ -212,9 +214,7 @@ def _choosing(engines: Engines, model: nn.Module, session: Session) -> Callable[
     return handle
 
 
-def _choose_for_call(
-    engines: Engines, model: nn.Module, call: Call, session: Session
-) -> Engine:
+def _choose_for_call(engines: Engines, model: nn.Module, call: Call, session: Session) -> Engine:
     if is_sharded(call.inner):
         if not any(isinstance(engine, TwoPass) for engine in engines.candidates):
             raise choice.CannotRunError(
@@ -230,7 +230,11 @@ def _choose_for_call(
     def run(engine: Engine, v: Sequence[Tensor]) -> list[choice.Pair]:
         tried.append(engine)
         with forward_ad.dual_level():  # closed before anything is pulled back
-            return choice.pairs_of(engine.run(trial, session.parameters, v))
+            outputs = engine.run(apart(trial), session.parameters, v)
+            pairs = choice.pairs_of(outputs)
+        if not pairs and not engine.whole_block:
+            raise TypeError(f"it finds no tensors in outputs of type {type(outputs).__name__}")
+        return pairs
 
     what = type(call.inner).__name__
     try:
@@ -243,7 +247,8 @@ def _choose_for_call(
         raise DisagreementError(str(error).replace("the model", where, 1)) from None
     except choice.CannotRunError:
         with conditions.restored():
-            call.run(*call.args, **call.kwargs)  # the user's own error, if it is one
+            own = apart(call)
+            own.run(*own.args, **own.kwargs)  # the user's own error, if it is one
         raise
 
 
@@ -344,22 +349,9 @@ def _from_graph(
     def supply(z: Tensor) -> Tensor | None:
         if not z.requires_grad:
             return None
-        found: Tensor | None = DoubleBackward.tangents_of(z, parameters, tangents)
-        return found
+        return DoubleBackward.tangents_of([z], parameters, tangents)[0]
 
     return supply
-
-
-def make_dual_(parameters: Sequence[Tensor], tangents: Sequence[Tensor]) -> None:
-    """Give each parameter its tangent, in place, until the dual level ends.
-
-    Values and version counters stay as they are; closing the level removes every tangent. Weights
-    that autocast keeps in 16 bits are those of before, and must go.
-    """
-    torch.clear_autocast_cache()
-    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-        for p, v in zip(parameters, tangents, strict=True):
-            p.copy_(forward_ad.make_dual(p.detach(), v))
 
 
 def _operation_without_formula(error: NotImplementedError) -> str | None:

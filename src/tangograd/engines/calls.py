@@ -60,10 +60,12 @@ def intercepted(model: nn.Module, handle: Callable[[Call], Any]) -> Iterator[Non
         finally:
             busy = False
 
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None  # of model.compile()
     vars(model)["forward"] = forward
     try:
         yield
     finally:
+        model._compiled_call_impl = compiled
         del vars(model)["forward"]
         if own is not None:
             vars(model)["forward"] = own

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
 from tangograd.engines.calls import Call
-from tangograd.engines.passes import Engine
+from tangograd.engines.passes import Engine, apart, leaves_of
 from tangograd.engines.rules import plain, tangent_of
 from tangograd.tangents import DisagreementError, check_adjoint, plain_torch
 
@@ -59,7 +59,7 @@ def choose(
         try:
             with conditions.restored(), torch.enable_grad():
                 check_outputs(run(engine, v), parameters, v, exact=engine.exact)
-        except DisagreementError:
+        except (DisagreementError, CannotRunError):
             raise
         except Exception as error:
             reasons.append((engine, error))
@@ -86,8 +86,23 @@ def _ways_out(tried: Sequence[str]) -> str:
 
 def pairs_of(outputs: Any) -> list[Pair]:
     """The tensors in outputs, each with its graph, and its tangent."""
-    leaves = pytree.tree_leaves(outputs)
-    return [(plain(x), tangent_of(x)) for x in leaves if isinstance(x, Tensor)]
+    return [(plain(x), tangent_of(x)) for x in leaves_of(outputs) if isinstance(x, Tensor)]
+
+
+def refuse_reentrant(outputs: Sequence[Tensor]) -> None:
+    """Reentrant checkpoints hide parameters from forward mode, and from gradients but p.grad."""
+    waiting, seen = [z.grad_fn for z in outputs], set()
+    while waiting:
+        node = waiting.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if node.name() == "CheckpointFunctionBackward":
+            raise CannotRunError(
+                "the model has a checkpoint with use_reentrant=True, whose inside no engine can "
+                "see: use use_reentrant=False"
+            )
+        waiting += [other for other, _ in node.next_functions]
 
 
 def check_outputs(
@@ -102,13 +117,13 @@ def check_outputs(
     if not pairs:
         return
     z = [z for z, _ in pairs]
+    refuse_reentrant(z)
     u = _direction(z, seed=1)
     pulled = torch.autograd.grad(
         z, list(parameters), u, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     t = [torch.zeros_like(z) if t is None else t for z, t in pairs]
-    coarse = any(z.dtype.itemsize < 4 or torch.is_autocast_enabled(z.device.type) for z, _ in pairs)
-    check_adjoint(u, t, pulled, v, exact=exact, coarse=coarse, random=True)
+    check_adjoint(u, t, pulled, v, exact=exact, random=True)
 
 
 def blame(
@@ -123,13 +138,13 @@ def blame(
     modules = [(name, module) for name, module in call.inner.named_modules() if name]
     modules.sort(key=lambda pair: -pair[0].count("."))
     for name, module in modules:
-        with conditions.restored(), torch.enable_grad(), _looking(module, parameters, v):
-            try:
-                engine.run(call._replace(plain=call.run), parameters, v)
-            except DisagreementError:
-                return f"{name} ({type(module).__name__})"
-            except Exception:
-                continue
+        try:
+            with conditions.restored(), torch.enable_grad(), _looking(module, parameters, v):
+                engine.run(apart(call), parameters, v)
+        except DisagreementError:
+            return f"{name} ({type(module).__name__})"
+        except Exception:
+            continue
     return None
 
 

@@ -26,6 +26,9 @@ from torch.overrides import TorchFunctionMode
 from tangograd.engines.rules import LAYERS, RULES, cut
 from tangograd.tangents import LayerCall
 
+#: arguments that rules take by position
+NAMED = frozenset({"input", "other", "mat2", "tensor", "weight", "indices"})
+
 
 class DerivativeInsideError(NotImplementedError):
     """A derivative was taken inside a lean pass."""
@@ -101,7 +104,7 @@ class Lean(Recording):
                 "a derivative is taken inside the forward pass, whose tangent this engine loses"
             )
         rule = RULES.get(func)
-        if rule is not None:
+        if rule is not None and not NAMED & kwargs.keys():
             outputs = rule(func, *args, **kwargs)
             if outputs is not NotImplemented:
                 return outputs

@@ -19,11 +19,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import fields, is_dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
@@ -68,10 +70,10 @@ class Dual(Engine):
         self.lean = lean
 
     def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
-        """With the parameters swapped for dual numbers."""
-        duals = [forward_ad.make_dual(p, v) for p, v in zip(parameters, tangents, strict=True)]
+        """With dual parameters, until the level ends."""
+        make_dual_(parameters, tangents)
         with eagerly(call.inner), self.mode():
-            return swapped(call, parameters, duals)
+            return call.plain(*call.args, **call.kwargs)
 
 
 class TwoPass(Engine):
@@ -86,8 +88,8 @@ class TwoPass(Engine):
         """First the tangents, then the outputs."""
         conditions = Conditions(call.inner)
         with conditions.restored(), eagerly(call.inner), torch.set_grad_enabled(not self.lean):
-            duals = self._pass(call, parameters, tangents)
-        moved = pytree.tree_map(tangent_of, duals)
+            duals = self._pass(apart(call), parameters, tangents)
+        moved = [tangent_of(x) for x in leaves_of(duals)]
         outputs = attach(call.plain(*plain_tree(call.args), **plain_tree(call.kwargs)), moved)
         if is_sharded(call.inner):  # fully_shard warns of views, and a dual is one of its value
             return pytree.tree_map_only(Tensor, Tensor.clone, outputs)
@@ -115,15 +117,16 @@ class DoubleBackward(Engine):
         wanted = torch.is_grad_enabled()
         with torch.enable_grad():
             outputs = call.plain(*plain_tree(call.args), **plain_tree(call.kwargs))
-            moved = self.tangents_of(outputs, parameters, tangents)
+            moved = self.tangents_of(leaves_of(outputs), parameters, tangents)
         if not wanted:
             outputs = pytree.tree_map_only(Tensor, Tensor.detach, outputs)
         return attach(outputs, moved)
 
     @staticmethod
-    def tangents_of(outputs: Any, parameters: Tensors, tangents: Tensors) -> Any:
-        """``J v`` of outputs with their graph, in the same tree; ``None`` where there is none."""
-        leaves, tree = pytree.tree_flatten(outputs)
+    def tangents_of(
+        leaves: Sequence[Any], parameters: Tensors, tangents: Tensors
+    ) -> list[Tensor | None]:
+        """``J v`` of outputs with their graph; ``None`` where there is none."""
         place = [i for i, z in enumerate(leaves) if isinstance(z, Tensor) and z.requires_grad]
         moved: list[Tensor | None] = [None] * len(leaves)
         with torch.enable_grad():
@@ -140,7 +143,7 @@ class DoubleBackward(Engine):
             )
             for i, t, x in zip(place, found, z, strict=True):
                 moved[i] = torch.zeros_like(x) if t is None else t
-        return pytree.tree_unflatten(moved, tree)
+        return moved
 
 
 class FiniteDifference(Engine):
@@ -156,15 +159,18 @@ class FiniteDifference(Engine):
         epsilon = difference(parameters, tangents)
         with conditions.restored(), torch.no_grad():
             there = [p + epsilon * v for p, v in zip(parameters, tangents, strict=True)]
-            moved = swapped(call, parameters, there)
+            moved = leaves_of(swapped(apart(call), parameters, there))
         outputs = call.plain(*plain_tree(call.args), **plain_tree(call.kwargs))
 
         def quotient(z: Any, z_there: Any) -> Tensor | None:
             if not isinstance(z, Tensor) or not z.is_floating_point():
                 return None
-            return torch.sub(z_there, z.detach()) / epsilon
+            change = torch.sub(z_there, z.detach()) / epsilon
+            return torch.where(z.isfinite(), change, 0.0)  # infinite logits stay where they are
 
-        return attach(outputs, pytree.tree_map(quotient, outputs, moved))
+        return attach(
+            outputs, [quotient(*both) for both in zip(leaves_of(outputs), moved, strict=True)]
+        )
 
 
 class Compiled(Engine):
@@ -194,7 +200,7 @@ class Compiled(Engine):
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(after[name])
-        return attach(z, t)
+        return attach(z, leaves_of(t))
 
 
 def _jvp(model: nn.Module) -> Callable[..., Any]:
@@ -210,7 +216,7 @@ def _jvp(model: nn.Module) -> Callable[..., Any]:
     ) -> Any:
         def outputs(parameters: dict[str, Tensor]) -> Any:
             own = {name: buffer.clone() for name, buffer in buffers.items()}
-            z = functional_call(model, (parameters, rest, own), args, kwargs)
+            z = functional_call(model, (parameters, rest, own), args, kwargs, tie_weights=False)
             return z, own
 
         z, t, after = torch.func.jvp(  # type: ignore[misc]
@@ -263,16 +269,20 @@ def named(model: nn.Module, parameters: Tensors) -> dict[str, int]:
     """The names of parameters in a model, and their places in the list."""
     place = {id(p): i for i, p in enumerate(parameters)}
     return {
-        name: place[id(p)]
-        for name, p in model.named_parameters(remove_duplicate=False)
-        if id(p) in place
+        f"{prefix}.{name}" if prefix else name: place[id(p)]
+        for prefix, module in model.named_modules()  # a module that is there twice, once
+        for name, p in module._parameters.items()
+        if p is not None and id(p) in place
     }
 
 
 def swapped(call: Call, parameters: Tensors, values: Tensors) -> Any:
     """The call with other values in the place of the parameters."""
     swaps = {f"inner.{n}": values[i] for n, i in named(call.inner, parameters).items()}
-    return functional_call(_Body(call.inner), swaps, (call.run, call.args, call.kwargs))
+    # tied weights are all named; torch's own way of tying swaps a shared module twice
+    return functional_call(
+        _Body(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
+    )
 
 
 def eagerly(model: nn.Module | None) -> AbstractContextManager[Any]:
@@ -281,9 +291,10 @@ def eagerly(model: nn.Module | None) -> AbstractContextManager[Any]:
 
 
 def has_compiled(model: nn.Module | None) -> bool:
-    """Whether parts of a model, or all of it, were given to ``torch.compile``."""
+    """Whether parts of a model, or all of it, were given to ``torch.compile`` or scripted."""
     return model is not None and any(
-        isinstance(getattr(part, "_orig_mod", None), nn.Module)
+        isinstance(part, torch.jit.ScriptModule)
+        or isinstance(getattr(part, "_orig_mod", None), nn.Module)
         or getattr(part, "_compiled_call_impl", None) is not None
         for part in model.modules()
     )
@@ -304,8 +315,29 @@ def plain_tree(tree: Any) -> Any:
     return pytree.tree_map_only(Tensor, plain, tree)
 
 
-def attach(outputs: Any, tangents: Any) -> Any:
-    """Give outputs their tangents, where there are some."""
+def apart(call: Call) -> Call:
+    """The call with inputs of its own: a model may change them, or take things out of them."""
+
+    def own(x: Tensor) -> Tensor:
+        z, t = forward_ad.unpack_dual(x)
+        z = z.detach().clone().requires_grad_(x.requires_grad)
+        return z if t is None else forward_ad.make_dual(z, t)  # type: ignore[no-any-return]
+
+    args, kwargs = pytree.tree_map_only(Tensor, own, (call.args, call.kwargs))
+    return call._replace(args=args, kwargs=kwargs)
+
+
+def leaves_of(outputs: Any) -> list[Any]:
+    """What outputs are made of; a dataclass that torch does not know, of its fields."""
+    if is_dataclass(outputs) and not isinstance(outputs, type):
+        known = pytree.tree_leaves(outputs)
+        if len(known) == 1 and known[0] is outputs:
+            return pytree.tree_leaves({f.name: getattr(outputs, f.name) for f in fields(outputs)})
+    return pytree.tree_leaves(outputs)
+
+
+def attach(outputs: Any, tangents: Sequence[Tensor | None]) -> Any:
+    """Give outputs their tangents, in the order of their leaves, where there are some."""
 
     def dual(z: Any, t: Any) -> Any:
         if not isinstance(z, Tensor) or t is None:
@@ -318,7 +350,24 @@ def attach(outputs: Any, tangents: Any) -> Any:
             )
         return forward_ad.make_dual(z, t.detach().to(z.dtype))
 
-    return pytree.tree_map(dual, outputs, tangents)
+    found = [dual(*both) for both in zip(leaves_of(outputs), tangents, strict=True)]
+    leaves, tree = pytree.tree_flatten(outputs)
+    if len(leaves) == 1 and leaves[0] is outputs and is_dataclass(outputs):
+        inner = {f.name: getattr(outputs, f.name) for f in fields(outputs)}
+        _, tree = pytree.tree_flatten(inner)
+        return replace(outputs, **pytree.tree_unflatten(found, tree))  # type: ignore[type-var]
+    return pytree.tree_unflatten(found, tree)
+
+
+def make_dual_(parameters: Tensors, tangents: Tensors) -> None:
+    """Give each parameter its tangent, in place, until the dual level ends.
+
+    Values and version counters stay as they are; closing the level removes every tangent.
+    """
+    torch.clear_autocast_cache()  # it may hold weights with the tangents of another pass
+    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
+        for p, v in zip(parameters, tangents, strict=True):
+            p.copy_(forward_ad.make_dual(p.detach(), v))
 
 
 def refuse_low_precision(parameters: Tensors) -> None:

@@ -27,7 +27,7 @@ def sum_or_difference(
         if da is not None and db is not None:
             t = torch.add(da, db, alpha=sign * alpha)
         elif da is not None:
-            t = da.expand_as(z)
+            t = da.expand_as(z).clone()  # what is changed in place must be its own
         elif db is not None:
             t = (db * (sign * alpha)).expand_as(z)
         else:

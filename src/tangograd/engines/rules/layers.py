@@ -46,14 +46,18 @@ def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
     return dual(z, t)
 
 
-def embedding(func: Rule, weight: Tensor, indices: Tensor, *args: Any, **kwargs: Any) -> Any:
-    """Linear in the weight."""
+def embedding(
+    func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
+) -> Any:
+    """Linear in the weight, but for the row of paddings, which has no gradient either."""
     dW = tangent_of(weight)
-    z = func(plain(weight), indices, *args, **kwargs)
+    z = func(plain(weight), indices, padding_idx, *args, **kwargs)
     if dW is None:
         return z
     with torch.no_grad():
-        t = func(dW, indices, *args, **kwargs)
+        t = func(dW, indices, padding_idx, *args, **kwargs)
+        if padding_idx >= 0:
+            t.masked_fill_((indices == padding_idx).unsqueeze(-1), 0.0)
     return dual(z, t)
 
 
