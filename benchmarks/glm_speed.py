@@ -10,7 +10,8 @@ cache that it makes of the text, which is the fairest to it; writing the text is
 neither. Beside its defaults stands ``--power_t 0.75``, the best of seven settings tried on 5·10⁴×20
 independent features (seed 0): a choice in its favour, which TANGO is not given.
 
-``linear``: seconds of a pass against n·d, and against the non-zeros of CSR, with a picture.
+``linear``: seconds of a pass against n·d, and against the non-zeros of CSR, with a picture: a line
+for each number of columns, whose intercept is the start (Fisher scoring on the first rows).
 
     python benchmarks/glm_speed.py [rivals] [linear] [--rows 1000000] [--columns 50]
         [--without statsmodels,lbfgs] [--plot]
@@ -242,7 +243,7 @@ def zero_one(n: int, d: int, density: float, seed: int) -> tuple[sparse.csr_matr
 
 
 def plot(rows: list[Row]) -> None:
-    """Seconds against entries, dense and CSR, with the line through the streamed fits."""
+    """Seconds of streamed fits against entries, with a line for each number of columns."""
     import matplotlib
 
     matplotlib.use("agg")
@@ -253,28 +254,20 @@ def plot(rows: list[Row]) -> None:
     for axes, features, label in zip(
         panels, ("scaled", "csr"), ("dense: rows · columns", "CSR: non-zeros"), strict=True
     ):
-        some = [row for row in rows if row["features"] == features]
+        some = [row for row in rows if row["features"] == features and row["streamed"]]
         for number, columns in enumerate(sorted({row["columns"] for row in some})):
-            for streamed in (False, True):
-                of = [r for r in some if (r["columns"], r["streamed"]) == (columns, streamed)]
-                axes.loglog(
-                    [row["entries"] for row in of],
-                    [row["seconds"] for row in of],
-                    "o",
-                    color=f"C{number}",
-                    markerfacecolor=None if streamed else "none",
-                    label=f"{columns} columns" if streamed else None,
-                )
-        axes.plot([], [], "o", color="gray", markerfacecolor="none", label="held, to convergence")
-        streamed = [row for row in some if row["streamed"]]
-        if len(streamed) > 1:
-            x = np.log([row["entries"] for row in streamed])
-            t = np.log([row["seconds"] for row in streamed])
-            slope, middle = np.polyfit(x, t, 1)[0], np.mean(t - x)
-            ends = np.array([x.min(), x.max()])
-            axes.loglog(np.exp(ends), np.exp(ends + middle), "k-", lw=1, label="slope 1")
-            axes.set_title(f"streamed: slope {slope:.2f}, {1e9 * np.exp(middle):.1f} ns an entry")
-            print(f"{features}: slope {slope:.3f}, {1e9 * np.exp(middle):.2f} ns an entry")
+            of = [row for row in some if row["columns"] == columns]
+            x, t = (np.array([row[key] for row in of]) for key in ("entries", "seconds"))
+            axes.plot(x, t, "o", color=f"C{number}")
+            told = f"{columns} columns"
+            if len(of) > 2:
+                slope, start = np.polyfit(x, t, 1)
+                told += f": {start:.2f} s and {1e9 * slope:.1f} ns an entry"
+                axes.plot(x, start + slope * x, color=f"C{number}", lw=1)
+            axes.plot([], [], "o-", color=f"C{number}", label=told)
+            print(f"{features}, {told}")
+        axes.set_xlim(0)
+        axes.set_ylim(0)
         axes.set_xlabel(label)
         axes.set_ylabel("seconds of a pass")
         axes.legend(fontsize="small")
