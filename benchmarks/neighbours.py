@@ -689,7 +689,9 @@ likelihood) and loaded with `weights_only=True`; the same number of steps later,
 train, each on its own batch, and must stay equal.
 
 Times are of a few rounds on a machine with other work on it, good to a factor of about 1.5; what
-runs and what fails does not depend on it. Measured with {versions}, Python {python}, seed {seed}, on {run}.
+runs and what fails does not depend on it.
+
+Measured with {versions}, Python {python}, seed {seed}, on {run}.
 Raw results: `benchmarks/results/neighbours.json`. This page is written by
 
     pip install -e '.[torch,neighbours]'

@@ -247,6 +247,21 @@ def test_the_accuracy_of_one_pass_in_the_readme_is_the_measured_one():
     assert f"Over the {len(streamed)} cases" in text
 
 
+def test_the_coverage_of_intervals_in_the_readme_is_the_measured_one():
+    text = " ".join((ROOT / "README.md").read_text().split())
+    groups = {}
+    for row in glm_results("coverage"):
+        groups.setdefault((row["family"], row["setting"]), []).append(row)
+    shares = []
+    for rows in groups.values():
+        assert sum(row["datasets"] for row in rows) == 2000
+        trials = 2000 * rows[0]["coefficients"]
+        for kind in ("model_covered", "robust_covered"):
+            shares.append(100 * sum(sum(row[kind]) for row in rows) / trials)
+    assert len(shares) == 7 * 2 * 2
+    assert f"coefficient in {min(shares):.1f} to {max(shares):.1f}%" in text
+
+
 def test_the_speed_of_one_pass_in_the_readme_is_the_measured_one():
     text = " ".join((ROOT / "README.md").read_text().split())
     found = {
