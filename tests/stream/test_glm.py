@@ -9,8 +9,9 @@ import scipy.sparse as sp
 from numba import njit
 from scipy.special import softmax
 
-from tangograd.stream import families, tango
+from tangograd.stream import families, glm_sparse, tango
 from tangograd.stream import glm as kernel
+from tangograd.stream.glm_sparse import sparse_rows
 
 FAMILIES = {
     "gaussian": (families.GAUSSIAN, 0.0),
@@ -91,7 +92,7 @@ class Problem:
         return [a.copy() for a in (self.theta, self.v, self.C, self.S, self.scalars)]
 
     def run(self, how="dense", keep=False):
-        """The state after all rows, by one of the kernels; and the scores and Fisher matrices."""
+        """The state after all rows, by one of the kernels; and ``products`` of what it kept."""
         theta, v, C, S, scalars = self.state()
         n = len(self.y) if keep else 0
         scores, fishers = (
@@ -106,12 +107,22 @@ class Problem:
             kernel.dense_rows(*family, self.X, *before, theta, v, C, S, scalars, *after)
         elif how == "single":
             parts = (theta[0], v[0], C[0], S[0])
+            slopes, roots = (np.full((n, self.size), np.nan) for _ in range(2))
+            after = (self.alpha, self.sampled, rng, slopes, roots)
             kernel.single_rows(*family, self.X, *before, *parts, scalars, *after)
+            kept = slopes[:, None], roots[:, None, None] ** 2
+            return (theta, v, C, S, scalars), *kept
         else:
             X = sp.csr_matrix(self.X)
             X = (X.data, X.indices, X.indptr)
-            kernel.sparse_rows(*family, *X, *before, theta, v, C, S, scalars, *after)
-        return (theta, v, C, S, scalars), scores, fishers
+            sparse_rows(*family, *X, *before, theta, v, C, S, scalars, *after)
+        return (theta, v, C, S, scalars), *self.products(scores, fishers)
+
+    def products(self, scores, fishers):
+        """``s x`` and ``F x²``, with x of every row."""
+        ones = np.full(len(scores), self.scalars[kernel.INTERCEPT])
+        x = np.c_[self.X[: len(scores)] - self.m, ones]
+        return scores[..., None] * x[:, None], fishers[..., None] * x[:, None, None] ** 2
 
     def respond(self, eta, y):
         """Loss, gradient and Fisher matrix in the space of the outputs."""
@@ -187,7 +198,7 @@ def by_hand(problem):
             scalars[kernel.GAMMA] = min(0.5 / A, scalars[kernel.CONSTANT] / math.sqrt(A * k))
         all_scores.append(w * s)
         all_fishers.append(w * F)
-    return (theta, v, C, S, scalars), np.array(all_scores), np.array(all_fishers)
+    return (theta, v, C, S, scalars), *problem.products(np.array(all_scores), np.array(all_fishers))
 
 
 def largest_difference(one, other):
@@ -279,10 +290,31 @@ def test_rows_cut_in_two_or_reordered_are_the_same_rows(family, how):
         if i == 0:
             csr = sp.csr_matrix(X)
             parts = (csr.data, csr.indices, csr.indptr)
-            kernel.sparse_rows(*family_code, *parts, *rest, theta, v, C, S, scalars, *end)
+            sparse_rows(*family_code, *parts, *rest, theta, v, C, S, scalars, *end)
         else:
             kernel.dense_rows(*family_code, X, *rest, theta, v, C, S, scalars, *end)
     assert largest_difference(state, expected) < 1e-11
+
+
+def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
+    """Vector loops that store and add up at once must not fall back for close neighbours."""
+    problem, allocations = Problem("logit", n=50, d=5, before=100), np.random.default_rng(0)
+    seen = set()
+    for _ in range(3000):
+        others = [np.empty(size) for size in allocations.integers(4, 24, size=200)]
+        theta, v, C, S, scalars = problem.state()
+        for i in allocations.permutation(200)[:100]:
+            others[i] = None
+        kernel.single_rows(
+            problem.family,
+            problem.parameter,
+            problem.X,
+            *(problem.y, problem.w, problem.offset, np.arange(50), problem.m.copy()),
+            *(theta[0], v[0], C[0], S[0], scalars),
+            *(0.0, False, np.random.default_rng(0), np.empty((0, 6)), np.empty((0, 6))),
+        )
+        seen.add(theta.tobytes())
+    assert len(seen) == 1
 
 
 # --- the tie with the one-sample reference
@@ -474,7 +506,7 @@ def test_a_sparse_row_costs_its_non_zeros(monkeypatch, centred):
         return call
 
     for name in ("fold", "_centre"):  # between renewals of C, and at both ends
-        monkeypatch.setattr(kernel, name, uncounted(getattr(kernel, name)))
+        monkeypatch.setattr(glm_sparse, name, uncounted(getattr(glm_sparse, name)))
     uses = []
     for extra in (0, 1000):
         problem = Problem("logit", n=30, d=10, seed=2, before=10_000, centred=centred)
@@ -485,7 +517,7 @@ def test_a_sparse_row_costs_its_non_zeros(monkeypatch, centred):
         ]
         m = np.r_[problem.m, np.full(extra, 0.1 if centred else 0.0)]
         Counted.uses = 0
-        kernel.sparse_rows.py_func(
+        sparse_rows.py_func(
             problem.family,
             problem.parameter,
             X.data,

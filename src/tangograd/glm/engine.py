@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,6 +17,7 @@ from tangograd.glm.newton import Objective, Solution, converge, means
 from tangograd.glm.polishing import polish
 from tangograd.glm.precision import Precision
 from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
+from tangograd.glm.steps import step
 from tangograd.glm.sums import Sums, respond, squares
 from tangograd.glm.tally import Tally
 from tangograd.glm.watch import Watch
@@ -291,18 +291,12 @@ class OnePass:
     def _stream(self, block: Rows) -> None:
         """TANGO on one block."""
         block = self.at.rows(block)
-        n, k = len(block), self.outputs
-        keeping = self.sums is not None
-        scores = np.empty((n if keeping else 0, k))
-        fishers = np.empty((n if keeping else 0, k, k))
         loss, pearson = self.scalars[kernel.LOSS], self.scalars[kernel.PEARSON]
-        step(self, block, scores, fishers)
+        step(self, block)
         if not np.isfinite(self.theta).all():
             raise DataError(
                 "the coefficients became infinite; look for extreme values in the features"
             )
-        if self.sums is not None:
-            self.sums.add(block.solid(), self.at.rest, scores, fishers, self.intercept)
         self.tally.add(
             [block], self.scalars[kernel.LOSS] - loss, self.scalars[kernel.PEARSON] - pearson
         )
@@ -442,25 +436,6 @@ class OnePass:
         found = self.solution()
         names = names or tuple(f"x{i}" for i in range(here.columns))
         return Precision(here, found).fitted(names, labels)
-
-
-def step(model: OnePass, block: Rows, scores: Array, fishers: Array) -> None:
-    """Call the compiled kernel that suits the block."""
-    order = np.arange(len(block)) if block.order is None else block.order
-    family = (model.family.code, model.family.parameter)
-    given = (block.y, block.w, block.offset, order, model.at.rest)
-    state = (model.theta, model.v, model.C, model.S)
-    rest = (model.scalars, model.alpha, model.sampled, model.rng, scores, fishers)
-    X, rows = block.X, cast(Any, kernel)
-    if is_sparse(X):
-        rows.sparse_rows(*family, X.data, X.indices, X.indptr, *given, *state, *rest)
-        return
-    if X.shape[1] < model.columns:
-        X = np.pad(X, ((0, 0), (0, model.columns - X.shape[1])))
-    if model.outputs > 1 or model.family.code == kernel.MULTINOMIAL:
-        rows.dense_rows(*family, X, *given, *state, *rest)
-    else:
-        rows.single_rows(*family, X, *given, *(part[0] for part in state), *rest)
 
 
 def _block_rows(rows: Rows) -> int:

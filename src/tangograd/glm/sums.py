@@ -88,11 +88,25 @@ class Sums:
             return
         if is_sparse(rows.X):  # whose strips are slow to take
             rows = Rows(rows.X.toarray(), rows.y, rows.w, rows.offset)
-        most = max(STRIP_ROWS, STRIP_BYTES // (8 * self.size))
-        for start in range(0, len(rows), most):
-            strip = slice(start, start + most)
+        for start in range(0, len(rows), self.strip):
+            strip = slice(start, start + self.strip)
             x = rows.take(strip).centred(m, intercept)
             self._add_dense(x, scores[strip], fishers[strip], meat)
+
+    def add_single(self, slopes: Array, roots: Array) -> None:
+        """Rows of one output, as ``w s [x - m, 1]`` and ``√(w f) [x - m, 1]``."""
+        self.gradient += slopes.sum(axis=0)
+        if self.full:
+            self.fisher += roots.T @ roots
+            self.meat += slopes.T @ slopes
+        else:
+            self.fisher += (roots * roots).sum(axis=0)
+            self.meat += (slopes * slopes).sum(axis=0)
+
+    @property
+    def strip(self) -> int:
+        """How many rows to multiply at once."""
+        return max(STRIP_ROWS if self.full else 1, STRIP_BYTES // (8 * self.size))
 
     def _add_dense(self, x: Array, scores: Array, fishers: Array, meat: bool) -> None:
         """The same of rows that are centred."""

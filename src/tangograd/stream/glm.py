@@ -64,8 +64,9 @@ GROWTH = 1.05
 LARGEST = 0.5
 #: the penalty is applied whenever γ times the rows since then reaches this
 STRIDE = 0.05
-#: of the square of a sparse column's mean: smaller variances are rounding
-CANCELLED = 1e-12
+#: numbers between an array and its neighbours in memory: compiled loops that fill it look whether
+#: others are too close to be taken several at once, and would add them up in another order
+APART = 64
 #: sums may be reordered, NaN and infinity stay what they are
 _SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
@@ -227,13 +228,19 @@ def single_rows(  # type: ignore[no-untyped-def]
     alpha,
     sampled,
     rng,
-    scores,
-    fishers,
+    slopes,
+    roots,
 ):
-    """``dense_rows`` of one output, in half the time: the arrays have one dimension less."""
+    """``dense_rows`` of one output, in half the time: the arrays have one dimension less.
+
+    Instead of scores and Fisher matrices it keeps what their sums over rows are made of, unless
+    these are empty: ``slopes`` gets ``w s [x - m, 1]`` of each row, shape (n, d + 1), and ``roots``
+    gets ``√(w f) [x - m, 1]``.
+    """
     d = X.shape[1]
-    x = np.empty(d)
-    keeping, free = len(scores) > 0, family in FREE
+    x = np.empty(d + 2 * APART)[APART : APART + d]
+    keeping, free = len(slopes) > 0, family in FREE
+    one = scalars[INTERCEPT]
     for n in range(len(order)):
         row = order[n]
         k = scalars[ROWS] + 1
@@ -265,8 +272,10 @@ def single_rows(  # type: ignore[no-untyped-def]
         S[d] += f
         scalars[DT] = dt
         if keeping:
-            scores[n, 0] = weight * s
-            fishers[n, 0, 0] = f
+            slope, root = weight * s, math.sqrt(f)
+            for j in range(d):
+                slopes[n, j], roots[n, j] = slope * x[j], root * x[j]
+            slopes[n, d], roots[n, d] = slope * one, root * one
         if alpha > 0 and k >= scalars[PENALTY]:
             penalise(
                 scalars, theta.reshape(1, -1), v.reshape(1, -1), C.reshape(1, -1), alpha, family
@@ -359,136 +368,3 @@ def dense_rows(  # type: ignore[no-untyped-def]
             penalise(scalars, theta, v, C, alpha, family)
         if k >= scalars[RENEWAL]:
             renew(scalars, S, C, alpha)
-
-
-@njit(cache=True, error_model="numpy", nogil=True)
-def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untyped-def]
-    """Make θ, v and S whole again after lazy rows.
-
-    ``centred`` holds, for each output, what is owed for centring: r and ρ, the multiples of C m
-    that u and φ lack, and m·u and m·φ.
-    """
-    outputs, d = theta.shape[0], theta.shape[1] - 1
-    scale, lag = scalars[SCALE], scalars[LAG]
-    for i in range(outputs):
-        r, rho = centred[i, 0], centred[i, 1]
-        along_u, along_phi = 0.0, 0.0
-        for j in range(d):
-            u = v[i, j] - r * Cm[i, j]
-            theta[i, j] -= rho * Cm[i, j] + lag * u
-            v[i, j] = scale * u
-            S[i, j] += f_sum[i] * m[j] * m[j]
-            if S[i, j] < CANCELLED * S[i, d] * m[j] * m[j]:  # a constant column, but rounding
-                S[i, j] = 0.0
-            along_u += m[j] * v[i, j]
-            along_phi += m[j] * theta[i, j]
-        theta[i, d] -= lag * v[i, d]
-        v[i, d] *= scale
-        f_sum[i] = 0.0
-        centred[i, 0], centred[i, 1], centred[i, 2], centred[i, 3] = 0.0, 0.0, along_u, along_phi
-    scalars[SCALE], scalars[LAG] = 1.0, 0.0
-
-
-@njit(cache=True, error_model="numpy", nogil=True)
-def _centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
-    for i in range(len(C)):
-        mCm[i] = 0.0
-        for j in range(len(m)):
-            Cm[i, j] = C[i, j] * m[j]
-            mCm[i] += Cm[i, j] * m[j]
-
-
-@njit(cache=True, error_model="numpy", nogil=True)
-def sparse_rows(  # type: ignore[no-untyped-def]
-    family,
-    parameter,
-    data,
-    indices,
-    indptr,
-    y,
-    w,
-    offset,
-    order,
-    m,
-    theta,
-    v,
-    C,
-    S,
-    scalars,
-    alpha,
-    sampled,
-    rng,
-    scores,
-    fishers,
-):
-    """``dense_rows`` of a matrix in CSR form, at a cost of a row's non-zeros.
-
-    Between two renewals ``v = s u`` and ``θ = φ - b u``, u and φ in the place of v and θ, lacking
-    multiples of C m for the centring; a row touches only its non-zeros. Everything is made whole at
-    the end, so dense and sparse rows may alternate.
-    """
-    outputs, d = theta.shape[0], theta.shape[1] - 1
-    eta, t, q = np.empty(outputs), np.empty(outputs), np.empty(outputs)
-    s, a = np.empty(outputs), np.empty(outputs)
-    H = np.empty((outputs, outputs))
-    Cm, mCm = np.empty((outputs, d)), np.empty(outputs)
-    centred, f_sum = np.zeros((outputs, 4)), np.zeros(outputs)
-    keeping = len(scores) > 0
-    _centre(C, m, Cm, mCm)
-    scalars[SCALE], scalars[LAG] = 1.0, 0.0
-    fold(theta, v, S, Cm, centred, f_sum, m, scalars)
-    for n in range(len(order)):
-        row = order[n]
-        begin, end = indptr[row], indptr[row + 1]
-        k = scalars[ROWS] + 1
-        scalars[ROWS] = k
-        keep, dt = 1 - scalars[DT], 1 / k
-        scale, lag = scalars[SCALE] * keep, scalars[LAG]
-        for i in range(outputs):
-            r, rho = centred[i, 0], centred[i, 1]
-            xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
-            for e in range(begin, end):
-                j, x = indices[e], np.float64(data[e])
-                xu += x * v[i, j]
-                xphi += x * theta[i, j]
-                xCm += x * Cm[i, j]
-                xCx += x * x * C[i, j]
-            along_u = v[i, d] + xu - r * xCm - (centred[i, 2] - r * mCm[i])
-            along_phi = theta[i, d] + xphi - rho * xCm - (centred[i, 3] - rho * mCm[i])
-            eta[i] = offset[n] + along_phi - lag * along_u
-            t[i] = scale * along_u
-            q[i] = max(0.0, C[i, d] + xCx - 2 * xCm + mCm[i])
-        step(family, parameter, eta, t, q, y[n], w[n], sampled, rng, scalars, s, H, a)
-        for i in range(outputs):
-            gain, f = a[i] / scale, w[n] * H[i, i]
-            along = 0.0
-            for e in range(begin, end):
-                j, x = indices[e], np.float64(data[e])
-                Cx = C[i, j] * x
-                v[i, j] += gain * Cx
-                theta[i, j] += lag * gain * Cx
-                S[i, j] += f * x * (x - 2 * m[j])
-                along += m[j] * Cx
-            v[i, d] += gain * C[i, d]
-            theta[i, d] += lag * gain * C[i, d]
-            S[i, d] += f
-            f_sum[i] += f
-            centred[i, 0] += gain
-            centred[i, 1] += lag * gain
-            centred[i, 2] += gain * along
-            centred[i, 3] += lag * gain * along
-        scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
-        if keeping:
-            for i in range(outputs):
-                scores[n, i] = w[n] * s[i]
-                for j in range(outputs):
-                    fishers[n, i, j] = w[n] * H[i, j]
-        if alpha > 0 and k >= scalars[PENALTY]:
-            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
-            penalise(scalars, theta, v, C, alpha, family)
-            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
-        if k >= scalars[RENEWAL]:
-            fold(theta, v, S, Cm, centred, f_sum, m, scalars)
-            renew(scalars, S, C, alpha)
-            _centre(C, m, Cm, mCm)
-    fold(theta, v, S, Cm, centred, f_sum, m, scalars)

@@ -12,6 +12,7 @@ import pyarrow.csv as pa_csv
 import pyarrow.parquet as pq
 import pytest
 
+from tangograd.glm.designs.columns import encode
 from tangograd.glm.errors import DataError
 from tangograd.glm.tables.readers import open_table, where
 
@@ -493,6 +494,20 @@ class TestParquet:
         assert kinds(table) == {"x": kind}
         assert table.looks_integer == ({"x"} if whole else set())
         assert rows(table) == [{"x": value}]
+
+    def test_texts_keep_their_dictionaries(self, tmp_path):
+        """Which are made anew where rows have few of a file's many levels."""
+        texts = [f"t{i % 500}" for i in range(1000)]
+        pq.write_table(pa.table({"x": texts}), tmp_path / "a.parquet")
+        found = []
+        for batch in open_table(tmp_path / "a.parquet", block_bytes=20).batches():
+            column = batch.records.column("x")
+            assert column.type == pa.dictionary(pa.int32(), pa.string())
+            assert len(column.dictionary) == 500 > len(column)
+            levels = encode(column)
+            assert len(levels.labels) <= len(column)
+            found += [levels.labels[code] for code in levels.codes]
+        assert found == texts
 
     def test_declared_types(self, tmp_path):
         pq.write_table(pa.table({"x": [1, 2], "y": ["1", "b"]}), tmp_path / "a.parquet")

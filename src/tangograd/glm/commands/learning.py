@@ -13,15 +13,13 @@ from tangograd.glm.commands.ahead import Ahead
 from tangograd.glm.commands.holdout import Reservoir
 from tangograd.glm.commands.inference import Target
 from tangograd.glm.commands.interrupts import Interrupt
-from tangograd.glm.commands.memory import give_back
+from tangograd.glm.commands.memory import return_large_blocks
 from tangograd.glm.commands.preparation import Counts, Held, Piece, Preparation
 from tangograd.glm.commands.progress import Progress
 from tangograd.glm.designs.design import Design
 from tangograd.glm.engine import OnePass
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables.tables import Batch, Table
-
-PIECES_TO_TIDY = 64
 
 
 class Learner:
@@ -120,6 +118,7 @@ class Learner:
     ) -> Generator[Piece]:
         """The pieces of a reading, with its progress; until Ctrl-C."""
         self.stage = what
+        return_large_blocks()
         pieces = Ahead(batches, prepare)
         total = self.table.total_bytes
         # BLAS's own threads would fight with those that read, at a cost of ten times its work
@@ -128,11 +127,9 @@ class Learner:
             threadpool_limits(1, user_api="blas"),
             self.progress.stage(what, total) as stage,
         ):
-            for number, piece in enumerate(pieces, 1):
+            for piece in pieces:
                 yield piece
                 stage.update(piece.counts.read, piece.bytes_read, self._loss())
-                if number % PIECES_TO_TIDY == 0:
-                    give_back()
 
     def _loss(self) -> float | None:
         """The mean of half the deviance of the rows seen; ``None`` before the first step."""

@@ -25,6 +25,7 @@ from tangograd.glm.commands.options import UsageError
 from tangograd.glm.commands.predicting import Model, Predictions
 from tangograd.glm.commands.progress import Progress
 from tangograd.glm.commands.sources import source
+from tangograd.glm.designs.columns import decoded
 from tangograd.glm.designs.labels import label as label_text
 from tangograd.glm.errors import DataError
 from tangograd.glm.reports.wording import plural, printable, shorten
@@ -225,7 +226,7 @@ def _pieces(
     for start in range(0, batch.records.num_rows, PIECE_ROWS):
         records = batch.records.slice(start, PIECE_ROWS)
         found = model.predict(records, interval=interval, where=partial(_place, batch, start))
-        columns = [records.column(name) for name in kept]
+        columns = [decoded(records.column(name)) for name in kept]
         text = _csv([*columns, *_columns(model, found, records.num_rows)])
         yield text, records.num_rows, found, batch.bytes_read
 

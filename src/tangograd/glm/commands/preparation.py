@@ -18,12 +18,12 @@ from tangograd.glm.designs.design import Design
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
 from tangograd.glm.rows import Rows
-from tangograd.glm.tables.tables import Batch, where
+from tangograd.glm.tables.tables import Batch, at
 
-PIECE_BYTES = 1 << 22
+PIECE_BYTES = 1 << 23
 #: rows held out are so few in a piece that it pays to wait for more of them
 HELD_ROWS = 2048
-#: but not for long: each keeps the batch that it is from in memory, for its place in it
+#: but not for long: a CSV file's may keep its text, for their lines in it
 HELD_PIECES = 16
 
 
@@ -101,7 +101,9 @@ class Preparation:
         """The pieces of a batch, none of them large."""
         most = max(1024, PIECE_BYTES // (8 * (len(self.design.names) + 1)))
         for start in range(0, batch.records.num_rows, most):
-            part = _Part(batch.records.slice(start, most), partial(_place, batch, start))
+            # the place alone: rows held out, which wait for others, are not to keep the batch
+            place = partial(_place, batch.file, batch.place, start)
+            part = _Part(batch.records.slice(start, most), place)
             try:
                 yield self._piece(part, batch.bytes_read)
             except DataError:
@@ -184,8 +186,8 @@ class _Part:
         return int(np.argmax(absent.to_numpy(zero_copy_only=False)))
 
 
-def _place(batch: Batch, start: int, index: int) -> str:
-    return where(batch, start + index)
+def _place(file: str, place: Callable[[int], str], start: int, index: int) -> str:
+    return at(file, place, start + index)
 
 
 def _together(parts: Sequence[_Part]) -> _Part:

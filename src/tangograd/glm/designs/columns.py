@@ -118,8 +118,7 @@ def numbers(name: str, array: pa.Array, faults: Faults) -> Numbers:
     >>> numbers("x", pa.array([1, None]), Faults())
     Numbers(values=array([ 1., nan]), missing=array([False,  True]))
     """
-    if pa.types.is_dictionary(array.type):
-        array = array.dictionary_decode()
+    array = decoded(array)
     if array.null_count or not (
         pa.types.is_integer(array.type) or pa.types.is_floating(array.type)
     ):
@@ -143,13 +142,23 @@ def finite(values: NDArray[Any]) -> bool:
     return bool(np.isfinite(total) or np.isfinite(values).all())
 
 
+def decoded(array: pa.Array) -> pa.Array:
+    """Values in the place of a dictionary's indices."""
+    return array.dictionary_decode() if pa.types.is_dictionary(array.type) else array
+
+
+def _has_small_dictionary(array: pa.Array) -> bool:
+    """Not one of the whole file, of which these rows have a few."""
+    return pa.types.is_dictionary(array.type) and len(array.dictionary) <= len(array)
+
+
 def encode(array: pa.Array) -> Levels:
     """The levels that occur in a categorical column.
 
     >>> encode(pa.array(["b", None, "a"]))
     Levels(codes=array([ 0, -1,  1]), labels=['b', 'a'], missing=array([False,  True, False]))
     """
-    encoded = array if pa.types.is_dictionary(array.type) else array.dictionary_encode()
+    encoded = array if _has_small_dictionary(array) else decoded(array).dictionary_encode()
     own = [label(value) for value in encoded.dictionary.to_pylist()]
     indices = pc.fill_null(encoded.indices.cast(pa.int64()), len(own)).to_numpy()
     # A dictionary may hold levels that do not occur, nulls, and different values with one label.

@@ -17,6 +17,7 @@ from tangograd.glm.designs.columns import (
     Levels,
     Mask,
     Numbers,
+    decoded,
     encode,
     finite,
     numbers,
@@ -127,9 +128,7 @@ class Reading:
             column = self._numbers(name, role)
             self._without(name, column, role=role)
             return column.values.astype(np.float64, copy=False)
-        array = self._array(name, kind, role)
-        if pa.types.is_dictionary(array.type):
-            array = array.dictionary_decode()
+        array = decoded(self._array(name, kind, role))
         if array.null_count:
             missing = array.is_null().to_numpy(zero_copy_only=False)
             self._without(name, Numbers(missing, missing), role=role)

@@ -19,7 +19,7 @@ class Batch:
     """Some successive rows of a file.
 
     Attributes:
-        records: the rows.
+        records: the rows; texts may be dictionaries.
         file: the name of the file they are from.
         first_row: the number of the first of them among the file's rows, from 0.
         bytes_read: of all files so far, as they are on the disk.
@@ -39,7 +39,12 @@ def where(batch: Batch, index: int) -> str:
     >>> where(Batch(pa.record_batch({"a": [1.0]}), "a.csv", 0, 9, lambda i: f"line {i + 2}"), 0)
     'a.csv, line 2'
     """
-    return f"{batch.file}, {batch.place(index)}"
+    return at(batch.file, batch.place, index)
+
+
+def at(file: str, place: Callable[[int], str], index: int) -> str:
+    """The same without the batch."""
+    return f"{file}, {place(index)}"
 
 
 class Part(Protocol):

@@ -1,0 +1,61 @@
+"""Blocks of rows on their way through the compiled kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+
+from tangograd.glm.rows import Rows, blocks, is_sparse
+from tangograd.stream import glm as kernel
+from tangograd.stream.glm_sparse import sparse_rows
+
+if TYPE_CHECKING:
+    from tangograd.glm.engine import OnePass
+
+
+def step(model: OnePass, block: Rows) -> None:
+    """Learn from a block by the compiled kernel that suits it, and add up its sums."""
+    if is_sparse(block.X) or model.family.code == kernel.MULTINOMIAL:
+        _several(model, block)
+        return
+    sums = model.sums
+    strip = len(block) if sums is None else sums.strip
+    slopes, roots = (
+        np.empty((0 if sums is None else min(strip, len(block)), model.columns + 1))
+        for _ in range(2)
+    )
+    for rows in blocks(block, strip):
+        X, family, given, state, rest = _arguments(model, rows)
+        own = (part[0] for part in state)
+        cast(Any, kernel).single_rows(*family, X, *given, *own, *rest, slopes, roots)
+        if sums is not None:
+            sums.add_single(slopes[: len(rows)], roots[: len(rows)])
+
+
+def _several(model: OnePass, block: Rows) -> None:
+    """The same for several outputs, and for sparse rows."""
+    n, k = (0 if model.sums is None else len(block)), model.outputs
+    scores, fishers = np.empty((n, k)), np.empty((n, k, k))
+    X, family, given, state, rest = _arguments(model, block)
+    rest = (*given, *state, *rest, scores, fishers)
+    if is_sparse(X):
+        cast(Any, sparse_rows)(*family, X.data, X.indices, X.indptr, *rest)
+    else:
+        cast(Any, kernel).dense_rows(*family, X, *rest)
+    if model.sums is not None:
+        model.sums.add(block.solid(), model.at.rest, scores, fishers, model.intercept)
+
+
+def _arguments(model: OnePass, block: Rows) -> tuple[Any, ...]:
+    """Of the kernels: X, and then the others in groups."""
+    X, order = block.X, np.arange(len(block)) if block.order is None else block.order
+    if not is_sparse(X) and X.shape[1] < model.columns:
+        X = np.pad(X, ((0, 0), (0, model.columns - X.shape[1])))
+    return (
+        X,
+        (model.family.code, model.family.parameter),
+        (block.y, block.w, block.offset, order, model.at.rest),
+        (model.theta, model.v, model.C, model.S),
+        (model.scalars, model.alpha, model.sampled, model.rng),
+    )
