@@ -7,7 +7,14 @@ import torch
 from accelerate import Accelerator
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
-from transformers import TrainerCallback, TrainingArguments
+from transformers import (
+    BertConfig,
+    BertForMaskedLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    TrainerCallback,
+    TrainingArguments,
+)
 
 from tangograd import TANGO, Categorical
 from tangograd.integrations.hugging_face import TangoTrainer
@@ -31,16 +38,12 @@ class Logits(nn.Module):
         return {"logits": self.body(inputs)}
 
 
-class Words(nn.Module):
-    """A language model: one prediction a token."""
-
-    def __init__(self):
-        super().__init__()
-        self.body = nn.Sequential(nn.Embedding(4, 3), mlp())
-
-    def forward(self, inputs, labels=None):
-        del labels
-        return {"logits": self.body(inputs)}
+def gpt2(**options):
+    """A language model whose name does not tell Trainer that its loss shifts labels."""
+    sizes = {"vocab_size": 11, "n_positions": 8, "n_embd": 4, "n_layer": 1, "n_head": 2}
+    return GPT2LMHeadModel(
+        GPT2Config(**sizes, bos_token_id=0, eos_token_id=0, tie_word_embeddings=False, **options)
+    )
 
 
 def rows(data):
@@ -111,22 +114,38 @@ class TestTrainer:
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-13)
 
-    def test_causal_models_predict_the_next_token(self, tmp_path):
-        tokens = torch.randint(4, (6, 5))
-        model = Words()
-        twin = deepcopy(model.body)
+    @pytest.mark.parametrize("parts", [1, 3])
+    def test_causal_models_predict_the_next_token(self, parts, tmp_path):
+        tokens = torch.randint(11, (6, 5))
+        labels = tokens.clone()
+        labels[:2, 3:] = -100  # parts have different numbers of labels
+        model = gpt2(resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)
+        twin = deepcopy(model)
+        expected = model(input_ids=tokens, labels=labels).loss
         optimizer = TANGO(model.parameters(), **PLAIN)
-        data = [{"inputs": row, "labels": row} for row in tokens]
-        run = trainer(model, data, tmp_path, 6, optimizer)
-        run._loss_shifts_labels = True  # as it is for models of causal language modelling
-        run.train()
+        pairs = zip(tokens, labels, strict=True)
+        data = [{"input_ids": row, "labels": y} for row, y in pairs]
+        options = {"gradient_accumulation_steps": parts, "per_device_eval_batch_size": 6}
+        run = trainer(model, data, tmp_path, 6 // parts, optimizer, **options)
+        assert run.evaluate()["eval_loss"] == pytest.approx(expected.item(), rel=1e-6)
+        assert run.train().training_loss == pytest.approx(expected.item(), rel=1e-6)
         other = TANGO(twin.parameters(), **PLAIN)
         with other.tangents(twin):
-            loss = Categorical()(twin(tokens)[:, :-1], tokens[:, 1:])
+            loss = Categorical()(twin(input_ids=tokens).logits[:, :-1], labels[:, 1:])
         loss.backward()
         other.step()
         for p, q in zip(model.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-13)
+
+    def test_other_models_keep_their_labels(self, tmp_path):
+        sizes = {"vocab_size": 11, "hidden_size": 4, "num_hidden_layers": 1}
+        sizes |= {"num_attention_heads": 2, "intermediate_size": 6, "max_position_embeddings": 8}
+        model = BertForMaskedLM(BertConfig(**sizes)).eval()
+        tokens = torch.randint(11, (6, 5))
+        data = [{"input_ids": row, "labels": row.roll(1)} for row in tokens]
+        run = trainer(model, data, tmp_path, 6, TANGO(model.parameters(), **PLAIN))
+        expected = model(input_ids=tokens, labels=tokens.roll(1, 1)).loss.item()
+        assert run.evaluate()["eval_loss"] == pytest.approx(expected, rel=1e-6)
 
     def test_evaluation_is_of_the_plain_loss(self, tmp_path):
         data, model = batches(2), Logits()
@@ -157,8 +176,7 @@ class TestTrainer:
         first.add_callback(Stop())
         first.train()
         second, resumed = run(tmp_path / "parts")
-        # the pseudo-samples' generator is not in Trainer's checkpoint
-        second.likelihood.load_state_dict(first.likelihood.state_dict())
+        second.likelihood = Categorical(generator=torch.Generator().manual_seed(9))
         second.train(resume_from_checkpoint=True)
         for p, q in zip(whole.model.parameters(), second.model.parameters(), strict=True):
             assert p.equal(q)
