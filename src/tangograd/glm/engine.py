@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -106,6 +107,7 @@ class OnePass:
         self.buffer: list[Rows] = []
         self.pending: list[Rows] = []
         self.waiting = 0  # rows pending
+        self.room: Array | None = None
         self.tally = Tally(family, self.outputs + 1)
         self.watch = Watch(columns)
         self.sums: Sums | None = None
@@ -119,6 +121,9 @@ class OnePass:
         self.start_rows = 0
         self.start_gamma = 0.0
         self.initial: Array | None = None  # where Fisher scoring begins, in the data's coordinates
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"room": None}
 
     @property
     def kind(self) -> str:
@@ -163,7 +168,7 @@ class OnePass:
 
     def _flush(self) -> None:
         """Take in the pending rows as a block."""
-        block = together(self.pending)
+        block = together(self.pending, self._room())
         self.pending, self.waiting = [], 0
         self.watch.see(block)
         if self.streaming:
@@ -172,6 +177,15 @@ class OnePass:
         self.buffer.append(block)
         if sum(block.bytes for block in self.buffer) > BUFFER_BYTES:
             self._start()
+
+    def _room(self) -> Array | None:
+        """Where a block may be put together that nobody keeps."""
+        if not self.streaming:
+            return None
+        shape = self.block_rows, self.columns
+        if self.room is None or self.room.shape != shape:
+            self.room = np.empty(shape)
+        return self.room
 
     def _start(self) -> None:
         """Fisher scoring on the first rows of the buffer; TANGO on the others."""

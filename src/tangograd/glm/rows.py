@@ -94,8 +94,14 @@ class Rows(NamedTuple):
         return np.asarray(self.X @ theta[:, : self.X.shape[1]].T, dtype=np.float64)
 
 
-def together(parts: Sequence[Rows]) -> Rows:
-    """The rows of all parts, one after another."""
+def together(parts: Sequence[Rows], room: Array | None = None) -> Rows:
+    """The rows of all parts, one after another.
+
+    Args:
+        parts: the rows.
+        room: a place for dense rows, if they are of its type and width; memory that was used
+            before is quicker than new memory.
+    """
     if len(parts) == 1:
         return parts[0]
     parts = [part.solid() for part in parts]
@@ -104,7 +110,12 @@ def together(parts: Sequence[Rows]) -> Rows:
     if all(is_sparse(X) for X in matrices):
         X = sp.vstack(matrices, format="csr")
     else:
-        X = np.concatenate([X.toarray() if is_sparse(X) else X for X in matrices])
+        matrices = [X.toarray() if is_sparse(X) else X for X in matrices]
+        fits = room is not None and all(
+            X.dtype == room.dtype and X.shape[1] == room.shape[1] for X in matrices
+        )
+        rows = sum(len(X) for X in matrices)
+        X = np.concatenate(matrices, out=room[:rows] if room is not None and fits else None)
     y, w, offset = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
     return Rows(X, y, w, offset)
 
