@@ -10,13 +10,14 @@ With a number for γ and ``preconditioner=None`` there is nothing to agree on, a
 exchange what they would exchange for SGD.
 
 Which processes belong together is told by the model: that given to ``tangents`` is wrapped in
-``DistributedDataParallel`` or made of ``fully_shard``. A plain model trains alone, whether
-``torch.distributed`` is initialised or not.
+``DistributedDataParallel`` or made of ``fully_shard``, or the block is inside the wrapper's own
+forward pass, as a ``training_step`` of Lightning is. A plain model trains alone, whether
+``torch.distributed`` is initialised or not; a wrapper that runs in its block is an error.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -204,12 +205,17 @@ def _set_first_reduction(wrapper: DistributedDataParallel, due: bool) -> None:
 ALONE = Peers()
 
 
-def peers(model: nn.Module | None) -> Peers:
-    """Those with which a model is trained, as its wrapper tells."""
+def peers(model: nn.Module | None, parameters: Iterable[Tensor] | None = None) -> Peers:
+    """Those with which a model is trained, as its wrapper tells, or the one that runs it now.
+
+    Args:
+        model: if there is one.
+        parameters: that are trained; those of the model by default.
+    """
     while model is not None and isinstance(inner := getattr(model, "_orig_mod", None), nn.Module):
         model = inner  # torch.compile
     if isinstance(model, DistributedDataParallel):
-        return Peers(model.process_group, next(model.parameters()).device, model)
+        return _peers_of(model)
     if model is not None and is_sharded(model):
         for unit in model.modules():
             if is_unit(unit):
@@ -228,7 +234,29 @@ def peers(model: nn.Module | None) -> Peers:
                 "one dimension"
             )
         return Peers(mesh.get_group(), torch.device(mesh.device_type), model)
-    return ALONE
+    if parameters is None:
+        parameters = () if model is None else model.parameters()
+    return _peers_around(parameters)
+
+
+def _peers_of(wrapper: DistributedDataParallel) -> Peers:
+    return Peers(wrapper.process_group, next(wrapper.parameters()).device, wrapper)
+
+
+def _peers_around(parameters: Iterable[Tensor]) -> Peers:
+    """Those of the wrapper whose forward pass is under way, if it averages these gradients."""
+    wrapper: DistributedDataParallel | None = DistributedDataParallel._get_active_ddp_module()
+    if wrapper is None:
+        return ALONE
+    averaged = {id(p) for p in wrapper.parameters()}
+    ours = [id(p) in averaged for p in parameters if p.requires_grad]
+    if any(ours) and not all(ours):
+        raise ValueError(
+            "the DistributedDataParallel that is running has some of the optimizer's parameters "
+            "and not the others, so only part of the gradient is averaged over processes: wrap "
+            "one module that has them all"
+        )
+    return _peers_of(wrapper) if any(ours) else ALONE
 
 
 _here = ALONE
@@ -240,15 +268,40 @@ def here() -> Peers:
 
 
 @contextmanager
-def among(those: Peers) -> Iterator[None]:
-    """A block in which likelihoods know with whom the model is trained."""
+def among(those: Peers, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """A block in which likelihoods know with whom the model's parameters are trained."""
     global _here
     before, _here = _here, those
     try:
-        with those.undisturbed():
+        with _without_other_wrappers(those, parameters), those.undisturbed():
             yield
     finally:
         _here = before
+
+
+@contextmanager
+def _without_other_wrappers(those: Peers, parameters: Iterable[Tensor]) -> Iterator[None]:
+    """Refuse a wrapper that averages these gradients and is not the one known."""
+    if not (dist.is_available() and dist.is_initialized()):
+        yield
+        return
+    plain, ours = DistributedDataParallel.forward, {id(p) for p in parameters}
+
+    def forward(wrapper: DistributedDataParallel, *args: Any, **kwargs: Any) -> Any:
+        if wrapper is not those.wrapper and any(id(p) in ours for p in wrapper.parameters()):
+            raise RuntimeError(
+                "a DistributedDataParallel runs in this block and was not given to it, so that "
+                "each process would find a γ and a preconditioner of its own, and the models would "
+                "drift apart: give `tangents` (or `evaluate`) the wrapper, not the module inside "
+                "it or around it"
+            )
+        return plain(wrapper, *args, **kwargs)
+
+    DistributedDataParallel.forward = forward  # type: ignore[method-assign, assignment]
+    try:
+        yield
+    finally:
+        DistributedDataParallel.forward = plain  # type: ignore[method-assign]
 
 
 def batch_factor(samples: float, model: nn.Module) -> float:

@@ -244,8 +244,7 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        self._open.peers = distributed.peers(model)
-        with distributed.among(self._open.peers), self._block(model, None):
+        with self._with_peers(model), self._block(model, None):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -263,21 +262,27 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        self._open.peers = distributed.peers(model)
-        if self._open.peers.sharded:
-            raise NotImplementedError(
-                "`evaluate` does not run models sharded by fully_shard: call the model and the "
-                "likelihood in a `with optimizer.tangents(model):` block"
-            )
-        before = Conditions(model)
-        try:
-            with distributed.among(self._open.peers), self._block(model, closure):
-                return closure()
-        except (NoFormulaError, CheckpointError):  # the engines that remain are tried
-            self._engines.forget(model, closure)
-            before.restore()
-            with distributed.among(self._open.peers), self._block(model, closure):
-                return closure()
+        with self._with_peers(model):
+            if self._open.peers.sharded:
+                raise NotImplementedError(
+                    "`evaluate` does not run models sharded by fully_shard: call the model and the "
+                    "likelihood in a `with optimizer.tangents(model):` block"
+                )
+            before = Conditions(model)
+            try:
+                with self._block(model, closure):
+                    return closure()
+            except (NoFormulaError, CheckpointError):  # the engines that remain are tried
+                self._engines.forget(model, closure)
+                before.restore()
+                with self._block(model, closure):
+                    return closure()
+
+    def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
+        """A block that knows the processes that train the model."""
+        trained = [p for group in self.param_groups for p in group["params"]]
+        self._open.peers = distributed.peers(model, trained)
+        return distributed.among(self._open.peers, trained)
 
     @contextmanager
     def _block(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 import warnings
 from contextlib import contextmanager, nullcontext
@@ -11,6 +12,7 @@ import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.distributed import batch_factor, peers
@@ -118,6 +120,103 @@ def ddp(options, likelihood, steps=4, *, wrapper=None, sizes=2, how=None, **mode
     optimizer = TANGO(model.parameters(), **options)
     train(optimizer, model, likelihood(), steps, lambda rows: share(rows, sizes), **(how or {}))
     return results(optimizer, model.module)
+
+
+class Step(nn.Module):
+    """A forward pass that opens the block itself, with the module inside, as Lightning's does."""
+
+    def __init__(self, model, optimizer, likelihood, as_function):
+        super().__init__()
+        self.model, self.likelihood = model, likelihood
+        self.tools = optimizer, as_function
+
+    def forward(self, x, y):
+        optimizer, as_function = self.tools
+        if as_function:
+            return optimizer.evaluate(self.model, lambda: self.likelihood(self.model(x), y))
+        with optimizer.tangents(self.model):
+            return self.likelihood(self.model(x), y)
+
+
+def ddp_around_the_block(options, likelihood, steps=4, *, wrapper=None, as_function=False):
+    """The same as :func:`ddp`, the wrapper being around the whole of it."""
+    model = make_model()
+    optimizer = TANGO(model.parameters(), **options)
+    step = Step(model, optimizer, likelihood(), as_function)
+    wrapped = DistributedDataParallel(step, **(wrapper or {}))
+    for x, y in batches(steps):
+        rows = share(torch.arange(len(x)), 2)
+        optimizer.zero_grad()
+        wrapped(x[rows], y[rows]).backward()
+        optimizer.step()
+    return results(optimizer, model)
+
+
+def the_wrong_module():
+    """What is said where the block is not given the wrapper that runs in it."""
+    model = make_model()
+    wrapper, optimizer = DistributedDataParallel(model), TANGO(model.parameters())
+    x, y = next(batches(1))
+    said = []
+    for wrong in (model, nn.Sequential(wrapper), None):
+        try:
+            with optimizer.tangents(wrong):
+                Known()(wrapper(x), y)
+        except RuntimeError as error:
+            said.append(str(error))
+    return said
+
+
+def partly_averaged():
+    """What is said where the wrapper around the block does not have all parameters."""
+    model, other = make_model(), torch.zeros(1, requires_grad=True)
+    step = Step(model, TANGO([*model.parameters(), other]), Known(), False)
+    try:
+        DistributedDataParallel(step)(*next(batches(1)))
+    except ValueError as error:
+        return str(error)
+    return None
+
+
+def lightning_ddp(options, steps=6):
+    """The same by Lightning."""
+    os.environ |= {
+        "RANK": str(dist.get_rank()),
+        "LOCAL_RANK": str(dist.get_rank()),
+        "WORLD_SIZE": str(dist.get_world_size()),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+    }
+    warnings.simplefilter("ignore")  # its own
+    import lightning
+    from lightning.fabric.plugins.environments import TorchElasticEnvironment
+    from lightning.pytorch.strategies import DDPStrategy
+
+    class Module(lightning.LightningModule):
+        def __init__(self):
+            super().__init__()
+            self.network, self.likelihood = make_model(), Known()
+
+        def training_step(self, batch):
+            rows = share(torch.arange(len(batch[0])), 2)
+            with self.optimizers().tangents(self.network):
+                return self.likelihood(self.network(batch[0][rows]), batch[1][rows])
+
+        def configure_optimizers(self):
+            return TANGO(self.parameters(), **options)
+
+    quiet = ("logger", "enable_checkpointing", "enable_progress_bar", "enable_model_summary")
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=2,
+        strategy=DDPStrategy(cluster_environment=TorchElasticEnvironment()),
+        max_epochs=1,
+        use_distributed_sampler=False,
+        **dict.fromkeys(quiet, False),
+    )
+    module = Module()
+    trainer.fit(module, DataLoader(list(batches(steps)), batch_size=None))
+    return results(trainer.optimizers[0], module)
 
 
 def unwrapped(options, likelihood, steps=4):

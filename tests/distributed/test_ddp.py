@@ -48,6 +48,33 @@ def test_every_engine_with_every_wrapper(pair, wrapper, engine):
         assert_close(two[0], one)
 
 
+@pytest.mark.parametrize("as_function", [False, True])
+@pytest.mark.parametrize("wrapper", WRAPPERS)
+def test_a_block_inside_the_wrapper(pair, wrapper, as_function):
+    """The wrapper that runs the block is found, though the module inside was given to it."""
+    how = {"as_function": as_function, "wrapper": WRAPPERS[wrapper]}
+    two = pair.run(jobs.ddp_around_the_block, PRIOR, Known, **how)
+    assert_identical(*two)
+    assert_close(two[0], jobs.alone(PRIOR, Known))
+    two = pair.run(jobs.ddp_around_the_block, {}, Known, 8, **how)  # γ and C are learned
+    assert_identical(*two)
+    assert_identical(two[0], pair.run(jobs.ddp, {}, Known, 8, wrapper=WRAPPERS[wrapper])[0])
+
+
+def test_lightning(pair):
+    two = pair.run(jobs.lightning_ddp, {})
+    assert_identical(*two)
+    assert_identical(two[0], pair.run(jobs.ddp, {}, Known, 6)[0])
+
+
+def test_a_wrapper_that_the_block_does_not_know_is_refused(pair):
+    for said in pair.run(jobs.the_wrong_module):
+        assert len(said) == 3
+        assert all("give `tangents` (or `evaluate`) the wrapper" in message for message in said)
+    for message in pair.run(jobs.partly_averaged):
+        assert "wrap one module that has them all" in message
+
+
 def test_parameters_unused_in_some_steps(pair):
     one = jobs.alone(PLAIN, Known, sometimes=True)
     wrapper = {"find_unused_parameters": True}
