@@ -1,5 +1,6 @@
 """TANGO as a citizen of torch.optim: options, groups, schedulers, saving, copying, errors."""
 
+import gc
 import io
 import math
 from copy import deepcopy
@@ -549,6 +550,77 @@ class TestWhatWasRefusedOrSkippedLeavesNoTrace:
         likelihood = make()
         likelihood.generator.manual_seed(1)
         assert same(self.run(likelihood, getattr(self, how)), clean)
+
+
+class TestTwoOptimizersOfTheSameParameters:
+    def setting(self, **options):
+        model, x, y, likelihood = problem("mlp", "categorical")
+        options = {"gamma": 0.1, "preconditioner": None} | options
+        first, second = (TANGO(model.parameters(), **options) for _ in range(2))
+
+        def forward(optimizer):
+            with optimizer.tangents(model):
+                return likelihood(model(x), y)
+
+        return model, first, second, forward
+
+    @pytest.mark.parametrize("blocks_first", [False, True])
+    def test_the_sum_of_their_brackets_is_refused(self, blocks_first):
+        model, first, second, forward = self.setting()
+        for optimizer in (first, second):
+            optimizer.zero_grad()
+            forward(optimizer).backward()
+            optimizer.step()
+        first.zero_grad()
+        before = snapshot(model, first), snapshot(model, second)
+        if blocks_first:
+            for loss in [forward(first), forward(second)]:
+                loss.backward()
+        else:
+            forward(first).backward()
+            forward(second).backward()
+        for optimizer in (first, second):
+            with pytest.raises(RuntimeError, match=r"two TANGO optimizers.*Call zero_grad\(\)"):
+                optimizer.step()
+        second.zero_grad()
+        assert same((snapshot(model, first), snapshot(model, second)), before)
+        forward(first).backward()
+        first.step()
+
+    @pytest.mark.parametrize("clear", ["optimizer", "model"])
+    def test_one_after_the_other(self, clear):
+        """Also where a block of the first is given up, and its gradients are cleared."""
+        model, first, second, forward = self.setting()
+        for abandoned in (False, True, False):
+            for optimizer in (first, second):
+                (optimizer if clear == "optimizer" else model).zero_grad()
+                forward(optimizer).backward()
+                if optimizer is second or not abandoned:
+                    optimizer.step()
+        assert first.param_groups[0]["steps"] == 2
+        assert second.param_groups[0]["steps"] == 3
+
+    def test_an_optimizer_that_is_gone_does_not_count(self):
+        model, first, second, forward = self.setting()
+        forward(first).backward()
+        for p in model.parameters():
+            p.grad.zero_()
+        del first
+        gc.collect()
+        forward(second).backward()
+        second.step()
+
+    def test_disjoint_parameters_do_not_meet(self):
+        likelihood, (x, y) = Categorical(), batches(1)[0]
+        pairs = [(model, TANGO(model.parameters(), gamma=0.1)) for model in (mlp(), mlp())]
+        for _ in range(2):
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                with optimizer.tangents(model):
+                    loss = likelihood(model(x), y)
+                loss.backward()
+            for _, optimizer in pairs:
+                optimizer.step()
 
 
 def test_a_plain_loss_after_an_unused_block_is_not_a_step():

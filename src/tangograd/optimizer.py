@@ -6,7 +6,6 @@ import math
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -35,6 +34,7 @@ from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
 from tangograd.measurement import Measurement, learn, measure, unscale
+from tangograd.open_step import OpenStep
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
 from tangograd.report import describe
@@ -74,22 +74,6 @@ def tango_update(
     for theta_i, v_i, C_bracket in zip(theta, v, preconditioned, strict=True):
         v_i.mul_(1 - dt_previous).add_(C_bracket, alpha=gamma)
         theta_i.sub_(v_i, alpha=1.0 if accelerated else dt)
-
-
-@dataclass
-class OpenStep:
-    """What was done since the last step.
-
-    It is changed in place, never replaced: a wrapper that imitates the optimizer's class, as
-    Lightning's does, runs the methods with itself for ``self``, and has this in common with it.
-
-    Attributes:
-        blocks: the `tangents` blocks.
-        peers: the processes that train the model of the last one.
-    """
-
-    blocks: list[Measurement] = field(default_factory=list)
-    peers: distributed.Peers = distributed.ALONE
 
 
 class TANGO(Optimizer):
@@ -280,9 +264,13 @@ class TANGO(Optimizer):
 
     def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
         """A block that knows the processes that train the model."""
-        trained = [p for group in self.param_groups for p in group["params"]]
+        trained = self._trained()
         self._open.peers = distributed.peers(model, trained)
         return distributed.among(self._open.peers, trained)
+
+    def _trained(self) -> list[Tensor]:
+        """The parameters of all groups."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     @contextmanager
     def _block(
@@ -290,8 +278,8 @@ class TANGO(Optimizer):
     ) -> Iterator[None]:
         """A forward pass with tangents, and what is to be measured of it."""
         self._check_model(model)
-        if all(p.grad is None for group in self.param_groups for p in group["params"]):
-            self._discard()  # as after model.zero_grad()
+        if all(p.grad is None for p in self._trained()):
+            self._open.discard(self._trained())  # as after model.zero_grad()
         step = self.param_groups[0]["steps"]
         rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
         due = refresh.is_due(step, rules, Cs)
@@ -321,12 +309,12 @@ class TANGO(Optimizer):
             pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
             replay=replay,
         )
-        self._open.blocks.append(block)
+        self._open.add(block, session.parameters)
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
             return
-        ours = {id(p) for group in self.param_groups for p in group["params"]}
+        ours = {id(p) for p in self._trained()}
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in ours:
                 raise ValueError(
@@ -394,11 +382,7 @@ class TANGO(Optimizer):
     def zero_grad(self, set_to_none: bool = True) -> None:
         """As torch's; blocks whose gradients are thereby discarded no longer count."""
         super().zero_grad(set_to_none)
-        self._discard()
-
-    def _discard(self) -> None:
-        """Forget the blocks whose gradients are gone."""
-        self._open.blocks = [block for block in self._open.blocks if not block.used]
+        self._open.discard(self._trained())
 
     # ------------------------------------------------------------------ the step
 
@@ -417,13 +401,14 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks = [block for block in self._open.blocks if block.used]
+        blocks = self._open.used
         if not blocks:
             raise RuntimeError(
                 "step() needs a loss from inside `with optimizer.tangents(model):` (or "
                 "`optimizer.evaluate`), and its backward, since the last step; without them this "
                 "would silently be SGD."
             )
+        self._open.check_single()
         check_factors(blocks)
         check_unchanged(self._versions, self._names)
         for group in self.param_groups:
