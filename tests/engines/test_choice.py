@@ -23,8 +23,8 @@ def mlp():
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 4))
 
 
-def fit(optimizer, model, x, y, steps=1):
-    likelihood = Categorical()
+def fit(optimizer, model, x, y, steps=1, likelihood=None):
+    likelihood = likelihood or Categorical()
     for _ in range(steps):
         optimizer.zero_grad()
         with optimizer.tangents(model):
@@ -241,6 +241,33 @@ def test_training_is_the_same_with_every_exact_engine(engine):
             optimizer.step()
         finals.append(flatten([p.detach() for p in model.parameters()]))
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=1e-8)
+
+
+class Vmapped(nn.Module):
+    """It cannot be run leanly, and does what :func:`mlp` does."""
+
+    def __init__(self, layers):
+        super().__init__()
+        self.layers = layers
+
+    def forward(self, x):
+        first, _, last = self.layers
+        return last(torch.vmap(torch.tanh)(first(x)))
+
+
+def test_kronecker_factors_are_learned_where_dual_numbers_are_not_lean():
+    torch.manual_seed(3)
+    plain, x, y = mlp(), torch.randn(16, 3), torch.randint(4, (16,))
+    models = plain, Vmapped(deepcopy(plain))
+    optimizers = [TANGO(m.parameters(), gamma=0.2, preconditioner="kronecker") for m in models]
+    likelihoods = [Categorical(generator=torch.Generator().manual_seed(5)) for _ in models]
+    for _ in range(6):
+        for model, optimizer, likelihood in zip(models, optimizers, likelihoods, strict=True):
+            fit(optimizer, model, x, y, 1, likelihood)
+    assert not optimizers[1]._engines.of(models[1], None).lean
+    factors = [o.param_groups[0]["preconditioner"].state_dict()["averages"] for o in optimizers]
+    assert len(factors[0]) == 2
+    torch.testing.assert_close(factors[1], factors[0], rtol=1e-10, atol=1e-12)
 
 
 def test_parameters_changed_between_block_and_step():

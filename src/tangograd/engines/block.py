@@ -155,6 +155,8 @@ def _enter(
         stack.enter_context(eagerly(model))
         if engine.lean:
             stack.enter_context(Lean(session.layers, parameters))
+        elif session.layers is not None:
+            stack.enter_context(Recording(session.layers, parameters))
     else:
         if isinstance(engine, DoubleBackward):
             session.supply = _from_graph(parameters, tangents)
