@@ -369,6 +369,37 @@ def test_rounding_is_no_disagreement(seed):
             optimizer.step()
 
 
+class SingleInside(nn.Module):
+    """A norm in single precision whatever the model's, as those of many language models."""
+
+    def __init__(self, body):
+        super().__init__()
+        self.scale, self.body = nn.Parameter(torch.ones(6)), body
+
+    def forward(self, x):
+        low = x.float()
+        low = low * torch.rsqrt(low.square().mean(-1, keepdim=True) + 1e-6)
+        return self.body(self.scale * low.to(x.dtype))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_single_precision_inside_double_precision_is_no_disagreement(seed):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 6), SingleInside(nn.Linear(6, 4)))
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    fit(optimizer, model, torch.randn(16, 3), torch.randint(4, (16,)), 5)
+
+
+def test_a_wrong_tangent_is_noticed_beside_single_precision():
+    model = nn.Sequential(nn.Linear(3, 6), SingleInside(nn.Linear(6, 3)), CutBackwards("no_grad"))
+    optimizer = TANGO(model.parameters(), gamma=0.1)
+    with (
+        pytest.raises(DisagreementError, match=r"in 2 \(CutBackwards\)"),
+        optimizer.tangents(model),
+    ):
+        Categorical()(model(torch.randn(5, 3)), torch.randint(4, (5,)))
+
+
 def test_the_models_parameters_are_the_same_objects_after_every_engine():
     layer = nn.Linear(3, 3)
     for engine in ("auto", "dual", "two-pass", "double-backward", "finite-difference"):

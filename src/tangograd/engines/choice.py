@@ -22,7 +22,7 @@ from tangograd.conditions import Conditions
 from tangograd.engines.calls import Call
 from tangograd.engines.passes import Engine, apart, leaves_of
 from tangograd.engines.rules import plain, tangent_of
-from tangograd.tangents import DisagreementError, check_adjoint, plain_torch
+from tangograd.tangents import DisagreementError, check_adjoint, graph, plain_torch
 
 Pair = tuple[Tensor, Tensor | None]  # outputs and their tangent
 
@@ -91,18 +91,11 @@ def pairs_of(outputs: Any) -> list[Pair]:
 
 def refuse_reentrant(outputs: Sequence[Tensor]) -> None:
     """Reentrant checkpoints hide parameters from forward mode, and from gradients but p.grad."""
-    waiting, seen = [z.grad_fn for z in outputs], set()
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() == "CheckpointFunctionBackward":
-            raise CannotRunError(
-                "the model has a checkpoint with use_reentrant=True, whose inside no engine can "
-                "see: use use_reentrant=False"
-            )
-        waiting += [other for other, _ in node.next_functions]
+    if any(node.name() == "CheckpointFunctionBackward" for node in graph(outputs)):
+        raise CannotRunError(
+            "the model has a checkpoint with use_reentrant=True, whose inside no engine can "
+            "see: use use_reentrant=False"
+        )
 
 
 def check_outputs(
@@ -123,7 +116,7 @@ def check_outputs(
         z, list(parameters), u, retain_graph=True, allow_unused=True, materialize_grads=True
     )
     t = [torch.zeros_like(z) if t is None else t for z, t in pairs]
-    check_adjoint(u, t, pulled, v, exact=exact, random=True)
+    check_adjoint(u, t, pulled, v, outputs=z, exact=exact, random=True)
 
 
 def blame(
