@@ -27,12 +27,10 @@ class Conditions:
         self.model = model
         self.buffers = _buffers(model)
         self.random = torch.get_rng_state()
-        used = torch.cuda.is_available() and torch.cuda.is_initialized()
-        self.cuda_random = torch.cuda.get_rng_state_all() if used else []
-        kinds = ["cpu", "cuda"] if used else ["cpu"]
+        self.cuda_random = torch.cuda.get_rng_state_all() if "cuda" in _devices() else []
         self.autocast = [
             (kind, torch.get_autocast_dtype(kind), torch.is_autocast_enabled(kind))
-            for kind in kinds
+            for kind in _devices()
         ]
 
     @contextmanager
@@ -55,6 +53,22 @@ class Conditions:
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
         _write(self.buffers)
+
+
+@contextmanager
+def without_autocast() -> Iterator[None]:
+    """A block in which operations have the precision of what they are given."""
+    with ExitStack() as stack:
+        for kind in _devices():
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
+
+
+def _devices() -> list[str]:
+    """The kinds in use."""
+    used = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return ["cpu", "cuda"] if used else ["cpu"]
 
 
 #: a place for a buffer, the tensor in it, and its value

@@ -27,7 +27,7 @@ from tangograd.checks import (
     check_unchanged,
     rate,
 )
-from tangograd.conditions import Conditions
+from tangograd.conditions import Conditions, without_autocast
 from tangograd.engines.block import Engines, NoFormulaError, tangent_block
 from tangograd.engines.choice import refuse_reentrant
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
@@ -301,14 +301,15 @@ class TANGO(Optimizer):
         if replay:
             replay.terms = session.terms
         draws = 1 if step else max(C.first_draws for C in Cs)
-        block = measure(
-            session,
-            [(group["params"], group["preconditioner"]) for group in self.param_groups],
-            step=step,
-            samples=self._looks(step),
-            pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
-            replay=replay,
-        )
+        with without_autocast():
+            block = measure(
+                session,
+                [(group["params"], group["preconditioner"]) for group in self.param_groups],
+                step=step,
+                samples=self._looks(step),
+                pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
+                replay=replay,
+            )
         self._open.add(block, session.parameters)
 
     def _check_model(self, model: nn.Module | None) -> None:

@@ -118,7 +118,8 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
             if check and draw == 0 and not peers.sharded:
                 check_term(session, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
-                layer, delta = layers[id(call.weight)], _rows_of_outputs(call, from_above)
+                layer = layers[id(call.weight)]
+                delta = _rows_of_outputs(call, from_above).to(call.weight.dtype)
                 thinned = _thinned(delta)
                 G = thinned.T @ thinned * (len(delta) / len(thinned) / draws)
                 layer.G = G if layer.G is None else layer.G.add_(G)
@@ -241,7 +242,7 @@ def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:
     layers: dict[int, _Layer] = {}
     for call in calls:
         layer = layers.setdefault(id(call.weight), _Layer(call.weight, call.bias))
-        a = _thinned(_rows_of_inputs(call))
+        a = _thinned(_rows_of_inputs(call)).to(call.weight.dtype)
         if layer.bias is not None:
             a = functional.pad(a, (0, 1), value=1.0)
         A = a.T @ a

@@ -157,6 +157,29 @@ def test_small_batches_in_16_bits_are_no_disagreement():
             optimizer.step()
 
 
+@pytest.mark.parametrize("gamma", ["max", "auto"])
+@pytest.mark.parametrize("make", [multilayer, convolutional])
+def test_kronecker_factors_are_kept_in_the_precision_of_the_weights(make, gamma):
+    """Autocast around the whole block, which must not reach what is made of the gradients."""
+    torch.manual_seed(2)
+    model, (x, y) = make().float(), data()
+    found = []
+    for autocast in (nullcontext(), bfloat16):
+        likelihood = Categorical(generator=torch.Generator().manual_seed(3))
+        optimizer = TANGO(model.parameters(), lr=0.0, gamma=gamma, preconditioner="kronecker")
+        for _ in range(3):  # at rate 0 the model stays where it is
+            optimizer.zero_grad()
+            with autocast, optimizer.tangents(model):
+                loss = likelihood(model(x.float()), y)
+            loss.backward()
+            optimizer.step()
+        factors = optimizer.param_groups[0]["preconditioner"].state_dict()["averages"]
+        found.append([M for *_, A, G in factors for M in (A, G)])
+    for exact, M in zip(*found, strict=True):
+        assert M.dtype == torch.float32
+        assert (M - exact).norm() < 0.1 * exact.norm()
+
+
 def train(model, optimizer, steps, dtype, scaler):
     (x, y), likelihood = data(), Categorical()
     losses = []
