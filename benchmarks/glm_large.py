@@ -4,11 +4,12 @@ The rows (20 numbers of different scales, two categorical columns, a target of 0
 to a folder that is deleted at the end. Then each of these runs as a process of its own: reading the
 table alone with tangograd's reader, with pyarrow's own streams, and ``tangograd fit``; the resident
 memory of the process and its children is looked at ten times a second. The goals: less than 600 MB
-throughout, and at least half the speed of reading alone. The files are warm in the system's cache
-for all of them alike, if memory allows: a first reading is not counted.
+throughout, and at least half the speed of reading alone. Files are first "warm": in the system's
+cache for all of them alike, if memory allows, after a reading that is not counted. Then they are
+"cold": before each command the system is asked to forget them, so that they come from the disk.
 
     python benchmarks/glm_large.py [--size 5.0] [--folder /tmp] [--keep] [--repeats 3]
-        [--formats csv,parquet] [--fit-options "--passes 1"]
+        [--formats csv,parquet] [--caches warm,cold] [--fit-options "--passes 1"]
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shlex
 import shutil
 import subprocess
@@ -34,7 +36,7 @@ import pyarrow.parquet as pq
 from glm_results import FOLDER, Results, Row, machine
 
 RESULTS = FOLDER / "glm_large.json"
-KEY = ("format", "what", "gigabytes", "repeat")
+KEY = ("format", "cache", "what", "gigabytes", "repeat")
 NUMBERS, CHUNK, ROWS_A_FILE = 20, 250_000, 2_000_000
 LEVELS = {"region": 12, "product": 40}
 TARGET = "bought"
@@ -167,7 +169,7 @@ def read_alone(path: Path, how: str) -> None:
 
         rows = sum(batch.records.num_rows for batch in open_table(path).batches())
     elif path.is_dir():
-        files = (pq.ParquetFile(part) for part in sorted(path.iterdir()))
+        files = (pq.ParquetFile(part) for part in files_of(path))
         rows = sum(batch.num_rows for file in files for batch in file.iter_batches())
     else:
         rows = sum(batch.num_rows for batch in pa_csv.open_csv(path))
@@ -219,10 +221,22 @@ def _find(tree: Any, keys: set[str]) -> dict[str, Any]:
     return {}
 
 
+def forget(path: Path) -> None:
+    """Have the system drop the files from its cache."""
+    for part in files_of(path):
+        with part.open("rb") as file:
+            os.fsync(file.fileno())
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+
+
+def files_of(path: Path) -> list[Path]:
+    return sorted(path.iterdir()) if path.is_dir() else [path]
+
+
 def measure(path: Path, options: argparse.Namespace, common: Row, results: Results) -> None:
-    """Readings and fits in turn, ``repeats`` times, after a reading that is not counted."""
-    model = path.parent / "model.json"
-    size = sum(part.stat().st_size for part in (path.iterdir() if path.is_dir() else [path]))
+    """Readings and fits in turn, ``repeats`` times (once from the disk)."""
+    model, cold = path.parent / "model.json", common["cache"] == "cold"
+    size = sum(part.stat().st_size for part in files_of(path))
     script = [sys.executable, __file__, "--read", str(path), "--how"]
     tangograd = [sys.executable, "-c", "from tangograd.cli import main; main()"]
     fit = [*tangograd, "fit", str(path), "--target", TARGET, "--family", "binomial"]
@@ -232,10 +246,13 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
         "reading, pyarrow's own stream": [*script, "pyarrow"],
         "tangograd fit": fit,
     }
-    watched([*script, "pyarrow"])
-    for repeat in range(options.repeats):
+    if not cold:
+        watched([*script, "pyarrow"])
+    for repeat in range(1 if cold else options.repeats):
         alone = math.nan
         for what, command in commands.items():
+            if cold:
+                forget(path)
             row = common | {"what": what, "repeat": repeat, "bytes": size} | watched(command)
             printed = row.pop("printed")
             row["megabytes_a_second"] = size / 1e6 / row["seconds"]
@@ -254,7 +271,7 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
                     f" mean z² {row['mean_z2']:.2f}"
                 )
             print(
-                f"{common['format']:8} {what:30}{row['seconds']:8.2f} s"
+                f"{common['format']:8}{common['cache']:5} {what:30}{row['seconds']:8.2f} s"
                 f"{row['megabytes_a_second']:8.0f} MB/s{row['peak_rss'] / 1e6:8.0f} MB{note}",
                 flush=True,
             )
@@ -268,6 +285,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="where to make a temporary folder")
     parser.add_argument("--keep", action="store_true", help="keep the data at the end")
     parser.add_argument("--formats", default="csv,parquet")
+    parser.add_argument("--caches", default="warm,cold")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--fit-options", default="", help="more options of tangograd fit")
@@ -287,9 +305,10 @@ def main() -> None:
         csv, parquet, rows = write(folder, options.size, options.seed)
         print(f"{rows} rows written to {folder} in {time.perf_counter() - start:.0f} s", flush=True)
         for name, path in (("csv", csv), ("parquet", parquet)):
-            if name in options.formats.split(","):
-                common = {"format": name, "gigabytes": options.size, "rows": rows}
-                measure(path, options, common, results)
+            for cache in options.caches.split(","):
+                if name in options.formats.split(","):
+                    common = {"format": name, "cache": cache, "gigabytes": options.size}
+                    measure(path, options, common | {"rows": rows}, results)
     finally:
         if not options.keep:
             shutil.rmtree(folder)
