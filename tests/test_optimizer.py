@@ -9,11 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.optim import lr_scheduler
+from torch.utils._pytree import tree_leaves
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.gamma import FourthMoment, Kurtosis, RunningMax
 from tangograd.preconditioners import Dense, Diagonal, Preconditioner
 from tangograd.reference import fisher_matrix
+from tangograd.vectors import flatten
 
 from .cases import TiedEmbedding, mlp, problem
 from .test_tangents import same, snapshot
@@ -719,13 +721,66 @@ def test_schedulers_may_overshoot_by_rounding():
     assert optimizer.param_groups[0]["previous_lr"] <= 1
 
 
-def test_the_model_may_change_its_precision():
-    model, x, y, likelihood = problem("mlp", "categorical")
-    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
-    train(model, optimizer, likelihood, [(x, y)] * 2)
-    model.float()
-    train(model, optimizer, likelihood, [(x.float(), y)] * 2)
-    assert optimizer.state[model[0].weight]["velocity"].dtype == torch.float32
+def given_diagonal(parameters):
+    return Diagonal([torch.full_like(p, 0.5) for p in parameters])
+
+
+def given_matrix(parameters):
+    return Dense(torch.eye(sum(p.numel() for p in parameters)) / 2)
+
+
+class TestChangesOfPrecision:
+    def tensors(self, optimizer):
+        """All that the state holds, of every precision."""
+        return [
+            x
+            for x in tree_leaves(optimizer.state_dict())
+            if isinstance(x, torch.Tensor) and x.is_floating_point()
+        ]
+
+    @pytest.mark.parametrize("gamma", [0.1, "auto", "max"])
+    @pytest.mark.parametrize(
+        "make",
+        [None, "auto", "rmsprop", "kronecker", given_diagonal, given_matrix],
+    )
+    def test_the_model_may_change_its_precision(self, make, gamma):
+        """All that was learned goes with it: the run goes on as one in the first precision."""
+        ends = []
+        for dtype in (torch.float64, torch.float32):
+            torch.manual_seed(0)
+            model, x, y, _ = problem("mlp", "categorical")
+            likelihood = Categorical(generator=torch.Generator().manual_seed(1))
+            C = make(list(model.parameters())) if callable(make) else make
+            optimizer = TANGO(model.parameters(), gamma=gamma, preconditioner=C)
+            train(model, optimizer, likelihood, [(x, y)] * 3)
+            model.to(dtype)
+            train(model, optimizer, likelihood, [(x.to(dtype), y)] * 3)
+            assert {x.dtype for x in self.tensors(optimizer)} == {dtype}
+            assert optimizer.residual(model, likelihood, [(x.to(dtype), y)]) > 0
+            model.double()
+            train(model, optimizer, likelihood, [(x, y)] * 2)
+            ends.append(flatten(list(model.parameters())).detach())
+        torch.testing.assert_close(ends[1], ends[0], rtol=0, atol=1e-4)
+
+    def test_a_state_of_another_precision_is_loaded(self):
+        model, x, y, likelihood = problem("mlp", "categorical")
+        optimizer = TANGO(model.parameters())
+        train(model, optimizer, likelihood, [(x, y)] * 2)
+        twin = deepcopy(model).float()
+        other = TANGO(twin.parameters())
+        other.load_state_dict(optimizer.state_dict())
+        train(twin, other, likelihood, [(x.float(), y)] * 2)
+        assert {x.dtype for x in self.tensors(other)} == {torch.float32}
+
+    def test_not_between_the_block_and_the_step(self):
+        model, x, y, likelihood = problem("mlp", "categorical")
+        optimizer = TANGO(model.parameters())
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        model.float()
+        with pytest.raises(RuntimeError, match="was changed between the `tangents` block and"):
+            optimizer.step()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from tangograd.gamma import GammaRule
@@ -139,13 +140,21 @@ def check_gradients(named: list[tuple[str, Tensor]]) -> None:
             )
 
 
-def check_unchanged(versions: Mapping[Tensor, int], names: Mapping[int, str]) -> None:
+Version = tuple[int, torch.dtype, torch.device]
+
+
+def version(p: Tensor) -> Version:
+    """Another one after each change of a parameter."""
+    return p._version, p.dtype, p.device
+
+
+def check_unchanged(versions: Mapping[Tensor, Version], names: Mapping[int, str]) -> None:
     """The step is for the parameters of the forward pass: they must not have changed since."""
-    for p, version in versions.items():
-        if p._version != version:
+    for p, before in versions.items():
+        if version(p) != before:
             name = names.get(id(p), f"of shape {tuple(p.shape)}")
             raise RuntimeError(
                 f"the parameter {name!r} was changed between the `tangents` block and the step, so "
                 "the bracket in p.grad is that of other values. Change parameters after the step "
-                "(projections, clipping, loading), and run the block again; nothing was changed."
+                "(projections, clipping, loading, moving), and run the block again; nothing was changed."
             )

@@ -17,6 +17,7 @@ from torch.utils.checkpoint import CheckpointError
 from tangograd import distributed, guard, preconditioners, refresh
 from tangograd import gamma as gammas
 from tangograd.checks import (
+    Version,
     check_factors,
     check_gradients,
     check_options,
@@ -26,6 +27,7 @@ from tangograd.checks import (
     check_state,
     check_unchanged,
     rate,
+    version,
 )
 from tangograd.conditions import Conditions, without_autocast
 from tangograd.engines.block import Engines, NoFormulaError, tangent_block
@@ -42,7 +44,7 @@ from tangograd.residual import Equation, relative_residual
 from tangograd.shards import local
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, Session
-from tangograd.vectors import dot
+from tangograd.vectors import dot, moved
 
 T = TypeVar("T")
 
@@ -142,7 +144,7 @@ class TANGO(Optimizer):
     _engines: Engines
     _open: OpenStep
     _names: dict[int, str]  # names of the model's parameters, for messages
-    _versions: dict[Tensor, int]  # how often parameters had been changed after the last block
+    _versions: dict[Tensor, Version]  # of the parameters after the last block
     _quotient: float
     _bound: NecessaryBound
     _said_blind: bool
@@ -278,6 +280,7 @@ class TANGO(Optimizer):
     ) -> Iterator[None]:
         """A forward pass with tangents, and what is to be measured of it."""
         self._check_model(model)
+        self._follow_model()
         if all(p.grad is None for p in self._trained()):
             self._open.discard(self._trained())  # as after model.zero_grad()
         step = self.param_groups[0]["steps"]
@@ -295,7 +298,7 @@ class TANGO(Optimizer):
                 "gradient would be that of SGD: compute the loss with a likelihood (such as "
                 "tangograd.Categorical) inside the block."
             )
-        self._versions = {p: p._version for p in session.parameters}
+        self._versions = {p: version(p) for p in session.parameters}
         if step == 0:
             refuse_reentrant([term.outputs for term in session.terms])
         if replay:
@@ -327,6 +330,15 @@ class TANGO(Optimizer):
         if self._open.peers.sharded:
             check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
+    def _follow_model(self) -> None:
+        """Velocities, and what γ and C have learned, go where the model was moved."""
+        for group in self.param_groups:
+            group["preconditioner"].follow(group["params"])
+            for p in group["params"]:
+                vectors = {"velocity", "leading"} & self.state.get(p, {}).keys()
+                for name in vectors:
+                    self.state[p][name] = moved(self.state[p][name], p)
+
     def _velocities(self, group: dict[str, Any]) -> list[Tensor]:
         """The velocity of each parameter; frozen ones are constants, with velocity 0."""
         velocities = []
@@ -337,8 +349,6 @@ class TANGO(Optimizer):
             state = self.state[p]
             if "velocity" not in state:
                 state["velocity"] = torch.zeros_like(p)
-            elif state["velocity"].dtype != p.dtype or state["velocity"].device != p.device:
-                state["velocity"] = state["velocity"].to(p)  # the model was moved
             velocities.append(state["velocity"])
         return velocities
 
@@ -593,6 +603,7 @@ class TANGO(Optimizer):
         """
         if not all(group["steps"] and self._gamma(group).value for group in self.param_groups):
             raise RuntimeError("residual() needs a velocity and γ > 0: take a step first")
+        self._follow_model()
         equations = [
             Equation(
                 params=group["params"],

@@ -37,3 +37,10 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     """
     pairs = [(local(x).reshape(-1), local(y).reshape(-1)) for x, y in zip(a, b, strict=True)]
     return over_shards([float(torch.dot(x, y)) for x, y in pairs], a)
+
+
+def moved(tensor: Tensor, like: Tensor) -> Tensor:
+    """The tensor in the precision and on the device of another: itself, where it is so already."""
+    if tensor.dtype == like.dtype and tensor.device == like.device:
+        return tensor
+    return tensor.to(like.device, like.dtype)

@@ -49,6 +49,9 @@ class Preconditioner(ABC):
         Distributed checkpoints are loaded into tensors that must be there, before any step.
         """
 
+    def follow(self, parameters: Sequence[Tensor]) -> None:  # noqa: B027 - nothing to move
+        """Take what C has learned to the precision and the device that the parameters have now."""
+
     def state_dict(self) -> dict[str, Any]:
         """What a saved run needs to go on: tensors and plain numbers."""
         return {}

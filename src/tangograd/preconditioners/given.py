@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tangograd.preconditioners.base import Preconditioner
-from tangograd.vectors import flatten, unflatten
+from tangograd.vectors import flatten, moved, unflatten
 
 
 class Diagonal(Preconditioner):
@@ -48,6 +48,10 @@ class Diagonal(Preconditioner):
                 f"Diagonal has tensors of shapes {ours} for a group of parameters of shapes "
                 f"{theirs}; give each group its own"
             )
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """The diagonal."""
+        self.diagonal = [moved(c, p) for c, p in zip(self.diagonal, parameters, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
         """The diagonal."""
@@ -101,6 +105,11 @@ class Dense(Preconditioner):
                 f"Dense has side {len(self.matrix)} for a group of {elements} elements; "
                 "give each group its own"
             )
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """The matrix."""
+        like = flatten([p.new_empty(0) for p in parameters])
+        self.matrix, self._factor = moved(self.matrix, like), moved(self._factor, like)
 
     def state_dict(self) -> dict[str, Any]:
         """The matrix."""

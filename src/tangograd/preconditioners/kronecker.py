@@ -11,7 +11,7 @@ from torch import Tensor
 from tangograd.preconditioners.base import Preconditioner
 from tangograd.preconditioners.learned import InverseDiagonal
 from tangograd.statistics import Factors, Statistics
-from tangograd.vectors import dot
+from tangograd.vectors import dot, moved
 
 
 class Kronecker(Preconditioner):
@@ -138,6 +138,21 @@ class Kronecker(Preconditioner):
     def start(self, parameters: Sequence[Tensor]) -> None:
         """Layers, and so their factors, are known after the first step."""
         self._rest.start(parameters)
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """The factors and their leading directions."""
+        self._rest.follow(parameters)
+        if all(f.A is moved(f.A, parameters[f.weight]) for f in self._averages):
+            return
+        self._averages = [
+            Factors(w, b, moved(A, parameters[w]), moved(G, parameters[w]))
+            for w, b, A, G in self._averages
+        ]
+        self._spans = {
+            w: (moved(P, parameters[w]), moved(Q, parameters[w]))
+            for w, (P, Q) in self._spans.items()
+        }
+        self._set()
 
     def state_dict(self) -> dict[str, Any]:
         """Factors and their leading directions, as lists of tensors and numbers."""

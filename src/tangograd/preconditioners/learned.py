@@ -12,6 +12,7 @@ from torch import Tensor
 from tangograd.preconditioners.base import Preconditioner
 from tangograd.shards import all_finite, like, local, over_shards
 from tangograd.statistics import Statistics
+from tangograd.vectors import moved
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
 FORGETTING = 0.05
@@ -66,6 +67,15 @@ class LearnedDiagonal(Preconditioner):
     def start(self, parameters: Sequence[Tensor]) -> None:
         """Averages of nothing yet."""
         self.average = self.average or [torch.zeros_like(p) for p in parameters]
+
+    def follow(self, parameters: Sequence[Tensor]) -> None:
+        """The averages."""
+        if not self.average:
+            return
+        there = [moved(x, p) for x, p in zip(self.average, parameters, strict=True)]
+        if any(x is not y for x, y in zip(there, self.average, strict=True)):
+            self.average = there
+            self._set()
 
     def _set(self) -> None:
         if not self.draws:
