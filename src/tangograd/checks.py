@@ -156,5 +156,6 @@ def check_unchanged(versions: Mapping[Tensor, Version], names: Mapping[int, str]
             raise RuntimeError(
                 f"the parameter {name!r} was changed between the `tangents` block and the step, so "
                 "the bracket in p.grad is that of other values. Change parameters after the step "
-                "(projections, clipping, loading, moving), and run the block again; nothing was changed."
+                "(projections, clipping, loading, moving), and run the block again; nothing was "
+                "changed."
             )

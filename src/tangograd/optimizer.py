@@ -31,7 +31,7 @@ from tangograd.checks import (
 )
 from tangograd.conditions import Conditions, without_autocast
 from tangograd.engines.block import Engines, NoFormulaError, tangent_block
-from tangograd.engines.choice import refuse_reentrant
+from tangograd.engines.choice import CannotRunError, refuse_reentrant
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
@@ -257,12 +257,22 @@ class TANGO(Optimizer):
             before = Conditions(model)
             try:
                 with self._block(model, closure):
-                    return closure()
-            except (NoFormulaError, CheckpointError):  # the engines that remain are tried
-                self._engines.forget(model, closure)
+                    loss = closure()
+            except Exception as error:
+                unable = isinstance(error, NoFormulaError | CheckpointError)
+                if self._engines.proved and not unable:
+                    raise
+                self._engines.forget(model, closure)  # all are tried
                 before.restore()
-                with self._block(model, closure):
-                    return closure()
+                try:
+                    with self._block(model, closure):
+                        loss = closure()
+                except CannotRunError:
+                    if unable:
+                        raise
+                    raise error from None
+            self._engines.proved = True
+            return loss
 
     def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
         """A block that knows the processes that train the model."""

@@ -92,17 +92,17 @@ class Replay:
     ) -> list[Again]:
         session = Session(parameters, tangents, 1.0, originals=self.terms)
         again = self._calls[0].conditions.restored() if self.closure is not None else nullcontext()
-        with (
-            torch.set_grad_enabled(graph),
-            again,
-            tangent_block(self.engines, self.model, self.closure, session),
-        ):
-            try:
+        try:
+            with (
+                torch.set_grad_enabled(graph),
+                again,
+                tangent_block(self.engines, self.model, self.closure, session),
+            ):
                 self._repeat(session)
-            except CannotReplayError:
-                raise
-            except Exception as error:
-                raise CannotReplayError(f"running it again raised {error!r}") from error
+        except CannotReplayError:
+            raise
+        except Exception as error:
+            raise CannotReplayError(f"running it again raised {error!r}") from error
         if len(session.replayed) != len(self.terms):
             raise CannotReplayError("a likelihood was not evaluated again")
         return session.replayed

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.func import jacrev
 
 from tangograd import TANGO, Gaussian
 from tangograd.reference import fisher_matrix
@@ -28,14 +29,24 @@ def residual(model):
     return d2u + u.square() - FORCE
 
 
+def functional_residual(model):
+    """The same by ``torch.func``, sample by sample."""
+
+    def u(x):
+        return model(x).squeeze()
+
+    d2u = torch.vmap(jacrev(jacrev(u)))(INTERIOR).reshape(-1, 1)
+    return d2u + torch.vmap(u)(INTERIOR)[:, None].square() - FORCE
+
+
 class Problem:
-    def __init__(self):
-        self.model = network()
+    def __init__(self, residual=residual):
+        self.model, self.residual = network(), residual
         self.equation, self.ends = Gaussian(0.5), Gaussian(0.1)
 
     def loss(self):
         """The equation, and u = 0 at both ends, as two likelihoods."""
-        equation = self.equation(residual(self.model), torch.zeros_like(INTERIOR))
+        equation = self.equation(self.residual(self.model), torch.zeros_like(INTERIOR))
         return equation + 3 * self.ends(self.model(BOUNDARY), torch.zeros_like(BOUNDARY))
 
     def dense(self):
@@ -47,8 +58,9 @@ class Problem:
         return flatten(pieces), F
 
 
-def test_the_bracket_is_that_of_the_dense_fisher_matrix():
-    problem = Problem()
+@pytest.mark.parametrize("residual", [residual, functional_residual])
+def test_the_bracket_is_that_of_the_dense_fisher_matrix(residual):
+    problem = Problem(residual)
     parameters = list(problem.model.parameters())
     optimizer = TANGO(parameters, gamma=0.1, preconditioner=None)
     v = set_velocity(optimizer, problem.model)
@@ -76,3 +88,35 @@ def test_training(gamma, preconditioner):
         loss.backward()
         optimizer.step()
     assert problem.loss().item() < (0.05 if gamma == "auto" else 0.9) * before
+
+
+@pytest.mark.parametrize("residual", [residual, functional_residual])
+@pytest.mark.parametrize("engine", ["auto", "finite-difference"])
+def test_learned_gamma_and_preconditioner(engine, residual):
+    """Replays without a graph cannot take derivatives inside: then they have one."""
+    problem, losses = Problem(residual), []
+    optimizer = TANGO(problem.model.parameters(), engine=engine)
+    for _ in range(12):
+        optimizer.zero_grad()
+        loss = optimizer.evaluate(problem.model, problem.loss)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("engine", ["auto", "dual"])
+def test_the_users_own_error_is_raised(engine):
+    """Also in the first evaluation, after which all engines have been tried."""
+    problem = Problem()
+    optimizer = TANGO(problem.model.parameters(), engine=engine)
+
+    def wrong():
+        raise KeyError("boundary")
+
+    for _ in range(2):
+        with pytest.raises(KeyError, match="boundary"):
+            optimizer.evaluate(problem.model, wrong)
+        optimizer.evaluate(problem.model, problem.loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()

@@ -51,6 +51,8 @@ class Engines:
         self.name = name
         self.candidates = candidates(name)
         self._chosen: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+        #: whether the engine for closures has run one
+        self.proved = False
         #: closures are run as they come, with dual numbers; and tried, once that has failed
         self._for_closures = self.candidates[0] if self.candidates[0].whole_block else None
 
