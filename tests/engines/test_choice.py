@@ -44,6 +44,16 @@ def test_the_choice_is_made_once_and_said(caplog):
     assert any("'dual' cannot run WithoutJvp: You must implement the jvp" in line for line in said)
 
 
+def test_dual_numbers_are_lean_through_convolutions_and_pooling():
+    """``max_pool2d`` is a choice between two functions, each of which asks for modes."""
+    model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
+    fit(optimizer, model, torch.randn(5, 1, 6, 6), torch.randint(8, (5,)))
+    engine = optimizer._engines.of(model, None)
+    assert engine.name == "dual"
+    assert engine.lean
+
+
 def test_a_finite_difference_is_warned_of(caplog):
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     fit(TANGO(model.parameters(), gamma=0.1, engine="finite-difference"), model, x, y)

@@ -121,6 +121,13 @@ COMPILED = [
     "fused attention",
     "TransformerEncoderLayer",
     "tied embeddings",
+    "functions in place",
+    "MultiheadAttention",
+    "padded embeddings",
+    "shared layers",
+    "hard swish",
+    "dropout",
+    "checkpointed block",
 ]
 
 

@@ -33,6 +33,13 @@ fewer = [qkv[0], numbers(2, 2, 3, 5, seed=7), numbers(2, 2, 3, 5, seed=8)]
 CASES = {
     "linear": (functional.linear, [numbers(4, 3), numbers(5, 3), numbers(5)]),
     "linear, no bias": (functional.linear, [numbers(2, 4, 3), numbers(5, 3)]),
+    "linear, one row": (functional.linear, [numbers(3), numbers(5, 3), numbers(5)]),
+    "linear, batches in another order": (
+        lambda x, W, b: functional.linear(x.transpose(0, 1), W, b),
+        [numbers(2, 4, 3), numbers(5, 3), numbers(5)],
+    ),
+    "max pooling": (lambda x: functional.max_pool2d(x, 2), [numbers(2, 3, 4, 6)]),
+    "max pooling, adaptive": (lambda x: functional.adaptive_max_pool1d(x, 2), [numbers(2, 3, 6)]),
     "conv1d": (functional.conv1d, [numbers(2, 3, 6), numbers(4, 3, 2), numbers(4)]),
     "conv2d": (
         lambda x, W, b: functional.conv2d(x, W, b, stride=2, padding=1, groups=2),

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import cache
-from types import FunctionType
+from types import CellType, FunctionType
 from typing import Any
 
 import torch
@@ -116,12 +116,17 @@ def _body(func: FunctionType) -> Callable[..., Any]:
     """A function of ``torch.nn.functional`` that is made of others: its code, to be run here.
 
     Such a function asks whether a mode is active and hands itself over whole, so that what it is
-    made of would go unseen; the copy is told that none is.
+    made of would go unseen; the copy is told that none is. So are the functions between which it
+    chooses, as ``max_pool2d`` does by whether indices are wanted.
     """
     asked = ("has_torch_function", "has_torch_function_unary", "has_torch_function_variadic")
     no = dict.fromkeys(asked, lambda *_: False)
+    chosen_from = tuple(
+        CellType(_body(cell.cell_contents)) if type(cell.cell_contents) is FunctionType else cell
+        for cell in func.__closure__ or ()
+    )
     copy = FunctionType(
-        func.__code__, func.__globals__ | no, func.__name__, func.__defaults__, func.__closure__
+        func.__code__, func.__globals__ | no, func.__name__, func.__defaults__, chosen_from or None
     )
     copy.__kwdefaults__ = func.__kwdefaults__
     return copy

@@ -10,7 +10,7 @@ are tried in the order of ``ENGINES``:
 * **double-backward**: ``J v`` is the derivative of ``Jᵀu`` in u; exact, needs no formula but the
   backward's;
 * **finite-difference**: ``(z(θ + εv) - z(θ))/ε``; needs no formula, and is not exact;
-* **compiled**: one pass of ``torch.func.jvp``, compiled; only by name.
+* **compiled**: the dual pass, compiled; only by name.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.func import functional_call
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
@@ -35,6 +34,7 @@ from tangograd.distributed import fsdp_tangent_pass, is_sharded
 from tangograd.engines.calls import Call
 from tangograd.engines.lean import Lean
 from tangograd.engines.rules import plain, tangent_of
+from tangograd.engines.tracing import compiled_jvp
 from tangograd.vectors import dot
 
 Tensors = Sequence[Tensor]
@@ -174,7 +174,7 @@ class FiniteDifference(Engine):
 
 
 class Compiled(Engine):
-    """``torch.func.jvp`` in one compiled pass; the tangent's graph is dropped by the compiler."""
+    """One pass with dual parameters, compiled."""
 
     name = "compiled"
     backend = "inductor"
@@ -190,10 +190,8 @@ class Compiled(Engine):
         rest = {n: p for n, p in call.inner.named_parameters() if n not in trained}
         buffers = dict(call.inner.named_buffers())
         if id(call.inner) not in self._compiled:
-            self._compiled[id(call.inner)] = torch.compile(
-                _jvp(call.inner), fullgraph=True, dynamic=False, backend=self.backend
-            )
-        with outside_the_level(), sdpa_kernel(SDPBackend.MATH):
+            self._compiled[id(call.inner)] = compiled_jvp(call.inner, self.backend)
+        with outside_the_level():
             z, t, after = self._compiled[id(call.inner)](
                 trained, moving, rest, buffers, call.args, call.kwargs
             )
@@ -201,30 +199,6 @@ class Compiled(Engine):
             for name, buffer in buffers.items():
                 buffer.copy_(after[name])
         return attach(z, leaves_of(t))
-
-
-def _jvp(model: nn.Module) -> Callable[..., Any]:
-    """The function that is compiled."""
-
-    def both(
-        trained: dict[str, Tensor],
-        moving: dict[str, Tensor],
-        rest: dict[str, Tensor],
-        buffers: dict[str, Tensor],
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Any:
-        def outputs(parameters: dict[str, Tensor]) -> Any:
-            own = {name: buffer.clone() for name, buffer in buffers.items()}
-            z = functional_call(model, (parameters, rest, own), args, kwargs, tie_weights=False)
-            return z, own
-
-        z, t, after = torch.func.jvp(  # type: ignore[misc]
-            outputs, (trained,), (moving,), has_aux=True
-        )
-        return z, pytree.tree_map(Tensor.detach, t), after
-
-    return both
 
 
 #: in the order in which "auto" tries them

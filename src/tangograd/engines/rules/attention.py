@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -22,7 +23,7 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Outputs by PyTorch's fused kernel; ``d(P V) = P dV + P ∘ (dS - rowsum(P ∘ dS)) V``.
+    """Outputs by PyTorch's fused kernel; ``d(P V) = P dV + (P ∘ dS) V - rowsum(P ∘ dS) P V``.
 
     With ``S = scale Q Kᵀ + mask`` and ``P = softmax S``. With dropout the mask is needed, so the
     call goes to a kernel that has a formula.
@@ -40,45 +41,41 @@ def attention(
     if dropout_p > 0 or duals[3] is not None:
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return cut(func(query, key, value, **options))
-    dQ, dK, dV = duals[:3]
     Q, K, V = plain(query), plain(key), plain(value)
     z = func(Q, K, V, **options)
     with torch.no_grad():
-        t = _attention_tangent(Q, K, V, dQ, dK, dV, attn_mask, is_causal, scale)
+        t = _attention_tangent((Q, K, V), duals[:3], z, attn_mask, is_causal, scale)
     return dual(z, t)
 
 
 def _attention_tangent(
-    Q: Tensor,
-    K: Tensor,
-    V: Tensor,
-    dQ: Tensor | None,
-    dK: Tensor | None,
-    dV: Tensor | None,
+    values: Sequence[Tensor],
+    tangents: Sequence[Tensor | None],
+    z: Tensor,
     mask: Tensor | None,
     is_causal: bool,
     scale: float | None,
 ) -> Tensor | None:
+    Q, K, V = values
+    dQ, dK, dV = tangents
     scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     groups = Q.shape[-3] // K.shape[-3] if Q.dim() > 2 else 1
     if groups > 1:
         K, V = K.repeat_interleave(groups, -3), V.repeat_interleave(groups, -3)
         dK, dV = (None if x is None else x.repeat_interleave(groups, -3) for x in (dK, dV))
-    S = (Q * scale) @ K.transpose(-2, -1)
+    # products of heads that lie side by side in memory are slow: each gets its own place
+    Q = Q.clone(memory_format=torch.contiguous_format).mul_(scale)
+    S = Q @ K.contiguous().transpose(-2, -1)
     if is_causal:
-        ones = torch.ones(S.shape[-2:], dtype=torch.bool, device=S.device)
-        S.masked_fill_(ones.tril_().logical_not_(), -math.inf)
+        S.add_(torch.full(S.shape[-2:], -math.inf, dtype=S.dtype, device=S.device).triu_(1))
     if mask is not None:
         S = S.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else S.add_(mask)
     P = torch.softmax(S, -1)
     P = torch.where(P.isnan(), 0.0, P) if mask is not None else P  # rows that see nothing
-    terms = [] if dV is None else [P @ dV]
-    if dQ is not None or dK is not None:
-        dS = total(
-            ([] if dQ is None else [dQ @ K.transpose(-2, -1)])
-            + ([] if dK is None else [Q @ dK.transpose(-2, -1)])
-        )
-        assert dS is not None
-        dP = dS.mul_(scale).sub_((P * dS).sum(-1, keepdim=True)).mul_(P)
-        terms.append(dP @ V)
+    terms = [] if dV is None else [P @ dV.contiguous()]
+    pairs = ([] if dQ is None else [(dQ * scale, K)]) + ([] if dK is None else [(Q, dK)])
+    if pairs:
+        left, right = (torch.cat(side, -1) for side in zip(*pairs, strict=True))
+        P_dS = (left @ right.transpose(-2, -1)).mul_(P)
+        terms += [P_dS @ V.contiguous(), P_dS.sum(-1, keepdim=True).neg_() * z]
     return total(terms)

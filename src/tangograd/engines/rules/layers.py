@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of, total
 
@@ -23,6 +24,9 @@ def layer(
     """``d(x W + b) = dx W + x dW + db``."""
     dx, dW, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
     x, W, b = plain(input), plain(weight), plain(bias)
+    batch = x.shape[:-1]
+    if func is functional.linear and len(batch) != 1:  # or it may multiply one matrix at a time
+        x, dx = (None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, dx))
     z = func(x, W, b, *args, **kwargs)
     with torch.no_grad():
         t = None
@@ -33,6 +37,8 @@ def layer(
             t = through if t is None else t.add_(through)
         elif dW is None and db is not None:
             return NotImplemented
+    if func is functional.linear and len(batch) != 1:
+        z, t = (None if y is None else y.reshape(*batch, *y.shape[1:]) for y in (z, t))
     return dual(z, t)
 
 

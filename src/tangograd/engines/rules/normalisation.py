@@ -1,7 +1,12 @@
-"""Layer, group and batch normalisation."""
+"""Layer, group and batch normalisation.
+
+The Jacobian of ``x̂ = (x - mean)/σ`` is symmetric, so PyTorch's backward kernel is its tangent,
+``dx̂ = (dx - mean dx - x̂ mean(x̂ dx))/σ``. Weights are applied after it.
+"""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -9,18 +14,9 @@ from torch import Tensor
 
 from tangograd.engines.rules.duals import Rule, dual, plain, tangent_of, total
 
+aten = torch.ops.aten
 
-def _normalised(
-    x: Tensor, dx: Tensor | None, dims: tuple[int, ...], eps: float
-) -> tuple[Tensor, Tensor | None]:
-    """``x̂ = (x - mean)/σ`` and ``dx̂ = (dx - mean dx - x̂ mean(x̂ dx))/σ``."""
-    variance, mean = torch.var_mean(x, dims, correction=0, keepdim=True)
-    rstd = (variance + eps).rsqrt()
-    normal = (x - mean).mul_(rstd)
-    if dx is None:
-        return normal, None
-    along = (normal * dx).mean(dims, keepdim=True)
-    return normal, (dx - dx.mean(dims, keepdim=True)).sub_(normal * along).mul_(rstd)
+ONLY_INPUT = [True, False, False]  # of the gradients that a backward kernel can compute
 
 
 def _affine(
@@ -33,9 +29,9 @@ def _affine(
     """``d(x̂ w + b)``, for w and b of shapes that broadcast."""
     terms = []
     if moved is not None:
-        terms.append(moved if w is None else moved.mul_(w))
+        terms.append(moved if w is None else moved * w)
     if dw is not None:
-        terms.append(normal.mul_(dw))
+        terms.append(normal * dw)
     if db is not None:
         terms.append(db)
     return total(terms)
@@ -57,8 +53,14 @@ def layer_norm(
     if dx is None and dw is None and db is None:
         return z
     with torch.no_grad():
-        dims = tuple(range(-len(tuple(normalized_shape)), 0))
-        t = _affine(*_normalised(x, dx, dims, eps), w, dw, db)
+        x, dx, shape = x.to(z.dtype), None if dx is None else dx.to(z.dtype), list(normalized_shape)
+        normal, mean, rstd = torch.native_layer_norm(x, shape, None, None, eps)
+        moved = None
+        if dx is not None:
+            moved, *_ = aten.native_layer_norm_backward(
+                dx, x, shape, mean, rstd, None, None, ONLY_INPUT
+            )
+        t = _affine(normal, moved, w, dw, db)
     return dual(z, None if t is None else t.expand_as(z))
 
 
@@ -78,14 +80,17 @@ def group_norm(
     if dx is None and dw is None and db is None:
         return z
     with torch.no_grad():
-        groups = (x.shape[0], num_groups, -1)
-        normal, moved = _normalised(
-            x.reshape(groups), None if dx is None else dx.reshape(groups), (-1,), eps
-        )
+        x = x.to(z.dtype).contiguous()
+        sizes = (x.shape[0], x.shape[1], math.prod(x.shape[2:]), num_groups)
+        normal, mean, rstd = torch.native_group_norm(x, None, None, *sizes, eps)
+        moved = None
+        if dx is not None:
+            moved, *_ = aten.native_group_norm_backward(
+                dx.to(z.dtype).contiguous(), x, mean, rstd, None, *sizes, ONLY_INPUT
+            )
         channels = (-1, *[1] * (x.dim() - 2))
         w, dw, db = (None if y is None else y.reshape(channels) for y in (w, dw, db))
-        moved = None if moved is None else moved.reshape(x.shape)
-        t = _affine(normal.reshape(x.shape), moved, w, dw, db)
+        t = _affine(normal, moved, w, dw, db)
     return dual(z, None if t is None else t.expand_as(z))
 
 
@@ -107,16 +112,15 @@ def batch_norm(
     z = func(x, w, b, running_mean, running_var, training, momentum, eps, *args)
     if dx is None and dw is None and db is None:
         return z
-    channels = (1, -1, *[1] * (x.dim() - 2))
+    given = (None, None) if training else (running_mean, running_var)
     with torch.no_grad():
+        normal, mean, rstd = torch.native_batch_norm(x, None, None, *given, training, momentum, eps)
+        moved = None
+        if dx is not None:
+            moved, *_ = aten.native_batch_norm_backward(
+                dx, x, None, *given, mean, rstd, training, eps, ONLY_INPUT
+            )
+        channels = (1, -1, *[1] * (x.dim() - 2))
         w, dw, db = (None if y is None else y.reshape(channels) for y in (w, dw, db))
-        if training:
-            normal, moved = _normalised(x, dx, tuple(i for i in range(x.dim()) if i != 1), eps)
-        else:
-            assert running_mean is not None
-            assert running_var is not None
-            rstd = (running_var.reshape(channels) + eps).rsqrt()
-            normal = (x - running_mean.reshape(channels)) * rstd
-            moved = None if dx is None else dx * rstd
         t = _affine(normal, moved, w, dw, db)
     return dual(z, None if t is None else t.expand_as(z))

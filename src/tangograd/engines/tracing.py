@@ -1,0 +1,100 @@
+"""The lean dual pass as one compiled function.
+
+Dynamo cannot follow dual numbers or modes through a whole model, but it can follow
+``torch.func.jvp``, and guards all that the model depends on. Its graph is then run once more under
+:class:`~tangograd.engines.lean.Lean`, for the compiler to trace: so the tangents compiled are those
+of the rules, attention is PyTorch's fused kernel, and what is saved for the backward pass is what
+an ordinary forward pass saves.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, fx, nn
+from torch._functorch import config as functorch
+from torch.autograd import forward_ad
+from torch.func import functional_call
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils import _pytree as pytree
+
+from tangograd.engines.lean import Lean
+
+FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
+
+
+def compiled_jvp(model: nn.Module, compiler: str) -> Callable[..., Any]:
+    """``(trained, moving, rest, buffers, args, kwargs) -> z, t, buffers afterwards``, compiled.
+
+    Args:
+        model: it is run with the trained parameters, which move, and the rest of them.
+        compiler: the name of a backend of ``torch.compile``.
+    """
+    compiled = torch.compile(
+        _jvp(model), fullgraph=True, dynamic=False, backend=partial(_trace_leanly, compiler)
+    )
+
+    def run(*args: Any) -> Any:
+        # Dynamo runs PyTorch's formulas on shapes; fused attention has none
+        with sdpa_kernel(SDPBackend.MATH):
+            return compiled(*args)
+
+    return run
+
+
+def _jvp(model: nn.Module) -> Callable[..., Any]:
+    """The function that is compiled."""
+
+    def both(
+        trained: dict[str, Tensor],
+        moving: dict[str, Tensor],
+        rest: dict[str, Tensor],
+        buffers: dict[str, Tensor],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        def outputs(parameters: dict[str, Tensor]) -> Any:
+            own = {name: buffer.clone() for name, buffer in buffers.items()}
+            z = functional_call(model, (parameters, rest, own), args, kwargs, tie_weights=False)
+            return z, own
+
+        z, t, after = torch.func.jvp(  # type: ignore[misc]
+            outputs, (trained,), (moving,), has_aux=True
+        )
+        return z, pytree.tree_map(Tensor.detach, t), after
+
+    return both
+
+
+def _trace_leanly(compiler: str, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+    """A backend of ``torch.compile``: another one, that sees the graph run by the lean rules."""
+
+    def run(*args: Any) -> Any:
+        with _first_level(), Lean():
+            return graph(*args)
+
+    whole = fx.Graph()
+    *nodes, output = graph.graph.nodes
+    places = [whole.node_copy(node) for node in nodes if node.op == "placeholder"]
+    results = whole.call_function(run, tuple(places))
+    numbers = range(len(output.args[0]))
+    whole.output(tuple(whole.call_function(operator.getitem, (results, i)) for i in numbers))
+    # what tangents share with the backward pass, such as masks, need not be saved for it
+    with sdpa_kernel(FUSED), functorch.patch(ban_recompute_materialized_backward=False):
+        backend = torch._dynamo.lookup_backend(compiler)
+        return backend(fx.GraphModule(graph, whole), inputs)
+
+
+@contextmanager
+def _first_level() -> Iterator[None]:
+    """The graph opens a dual level without telling the Python side of ``forward_ad``."""
+    kept, forward_ad._current_level = forward_ad._current_level, 0
+    try:
+        yield
+    finally:
+        forward_ad._current_level = kept
