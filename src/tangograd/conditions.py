@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch.nn.utils import parametrize
 
 
 class Conditions:
@@ -41,6 +42,7 @@ class Conditions:
             stack.enter_context(torch.random.fork_rng())
             for kind, dtype, enabled in self.autocast:
                 stack.enter_context(torch.autocast(kind, dtype, enabled))
+            stack.enter_context(without_cached_weights())
             self.restore()
             try:
                 yield
@@ -53,6 +55,19 @@ class Conditions:
         if self.cuda_random:
             torch.cuda.set_rng_state_all(self.cuda_random)
         _write(self.buffers)
+
+
+@contextmanager
+def without_cached_weights() -> Iterator[None]:
+    """A block that sees none of the weights that ``parametrize.cached()`` keeps, and leaves none.
+
+    They have the tangents, the values and the graph of the pass in which they were computed.
+    """
+    kept, parametrize._cache = parametrize._cache, {}
+    try:
+        yield
+    finally:
+        parametrize._cache = kept
 
 
 @contextmanager

@@ -1,11 +1,13 @@
 """Every engine on every architecture, against the dense Fisher matrix."""
 
+from contextlib import nullcontext
 from copy import deepcopy
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrize
 
 from tangograd import TANGO, Categorical
 from tangograd.engines.choice import CannotRunError
@@ -98,6 +100,47 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
     assert torch.get_rng_state().equal(random_state)
     if twin is not model:
         assert all(a.equal(b) for a, b in zip(buffers, twin.buffers(), strict=True))
+
+
+@pytest.mark.parametrize("where", ["in the block", "around it"])
+@pytest.mark.parametrize("engine", [name for name in NAMES if name != "compiled"])
+def test_cached_parametrizations(engine, where):
+    """Each pass has weights of its own, and what was cached before is what is cached after."""
+    torch.manual_seed(0)
+    make, inputs = MODELS["weight norm"]
+    model, x, y = make(), inputs(), torch.randint(CLASSES, (B,))
+    twin = deepcopy(model)
+    around, inside = (parametrize.cached, nullcontext)
+    if where == "in the block":
+        around, inside = inside, around
+    with around():
+        before = model[0].weight  # it has no tangent
+        optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
+        v = set_velocity(optimizer, model)
+        with optimizer.tangents(model), inside():
+            loss = Categorical()(model(x), y)
+        assert (model[0].weight is before) == (where == "around it")
+    loss.backward()
+    parameters = list(model.parameters())
+    found, exact = flat([p.grad for p in parameters], parameters), engine != "finite-difference"
+    expected = wanted(twin, x, y, v)
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-10 if exact else 1e-6)
+
+
+@pytest.mark.parametrize("where", ["in the block", "around it"])
+def test_replays_of_cached_parametrizations(where):
+    torch.manual_seed(0)
+    make, inputs = MODELS["weight norm"]
+    model, x, y = make(), inputs(), torch.randint(CLASSES, (B,))
+    optimizer = TANGO(model.parameters())  # γ "auto" would warn that it cannot run again
+    for _ in range(4):
+        optimizer.zero_grad()
+        with parametrize.cached() if where == "around it" else nullcontext():
+            with optimizer.tangents(model):
+                with parametrize.cached() if where == "in the block" else nullcontext():
+                    loss = Categorical()(model(x), y)
+            loss.backward()
+            optimizer.step()
 
 
 @pytest.mark.parametrize("engine", ["auto", "dual", "two-pass"])

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from tangograd.conditions import Conditions
+from tangograd.conditions import Conditions, without_cached_weights
 from tangograd.distributed import here, is_sharded
 from tangograd.engines import choice
 from tangograd.engines.calls import Call, inside, intercepted
@@ -103,7 +103,7 @@ def tangent_block(
     """
     load_formulas()
     engine = engines.of(model, closure)
-    with activated(session), ExitStack() as stack:
+    with activated(session), without_cached_weights(), ExitStack() as stack:
         try:
             if closure is not None:
                 if engine is None:
