@@ -24,9 +24,9 @@ class Block(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x):
-        q, k, v = self.mix(self.norm(x)).unsqueeze(0).chunk(3, -1)
+        q, k, v = self.mix(self.norm(x)).unsqueeze(-1).chunk(3, -2)  # of a row's own features
         mixed = nn.functional.scaled_dot_product_attention(q, k, v)
-        return x + self.out(v + 0 * mixed).squeeze(0).tanh()
+        return x + self.out(mixed.squeeze(-1)).tanh()
 
 
 class Net(nn.Module):

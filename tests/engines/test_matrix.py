@@ -135,10 +135,12 @@ def test_replays_of_cached_parametrizations(where):
     optimizer = TANGO(model.parameters())  # γ "auto" would warn that it cannot run again
     for _ in range(4):
         optimizer.zero_grad()
-        with parametrize.cached() if where == "around it" else nullcontext():
-            with optimizer.tangents(model):
-                with parametrize.cached() if where == "in the block" else nullcontext():
-                    loss = Categorical()(model(x), y)
+        around, inside = parametrize.cached(), nullcontext()
+        if where == "in the block":
+            around, inside = inside, around
+        with around:
+            with optimizer.tangents(model), inside:
+                loss = Categorical()(model(x), y)
             loss.backward()
             optimizer.step()
 
