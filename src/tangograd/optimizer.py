@@ -301,7 +301,10 @@ class TANGO(Optimizer):
         recording = replay.recording() if replay else nullcontext()
         layers = "layers" in needs
         with recording, self._session(model, closure, record_layers=layers) as session:
+            session.may_overflow = self.scaler is not None and self.scaler.is_enabled()
             yield
+        if self._overflowed(session):
+            return
         if not session.terms:
             raise RuntimeError(
                 "no tangograd likelihood was evaluated inside the `tangents` block, so the "
@@ -324,6 +327,13 @@ class TANGO(Optimizer):
                 replay=replay,
             )
         self._open.add(block, session.parameters)
+
+    def _overflowed(self, session: Session) -> bool:
+        """Whether the block is for a step that the scaler will skip: there is nothing to learn."""
+        peers = self._open.peers
+        if session.may_overflow and peers.sharded:  # where they pull back together
+            return any(peers.mean([float(session.overflowed)]))
+        return session.overflowed
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:

@@ -131,6 +131,8 @@ class Session:
         terms: what the likelihoods evaluated inside have left.
         layers: the calls of layers, where they are wanted.
         exact: the tangents are derivatives, not differences.
+        may_overflow: a GradScaler skips the step if a loss is not finite.
+        overflowed: one was not.
         supply: ``z -> t`` for outputs that carry none, where the engine has another way.
         received: what likelihoods are given, where nothing else is wanted of a pass.
         originals: in a replay, the terms of the pass that is run again.
@@ -143,6 +145,8 @@ class Session:
     terms: list[Term] = field(default_factory=list)
     layers: list[LayerCall] | None = None
     exact: bool = True
+    may_overflow: bool = False
+    overflowed: bool = False
     supply: Callable[[Tensor], Tensor | None] | None = None
     received: list[Tensor] | None = None
     originals: Sequence[Term] | None = None

@@ -100,18 +100,21 @@ def test_a_disabled_scaler_does_nothing():
 
 
 class Overflowing(nn.Module):
-    """The identity; its gradient overflows on demand."""
+    """The identity; on demand its outputs or its gradient overflow."""
 
-    overflows = False
+    overflows = None
 
     def forward(self, x):
-        if self.overflows and x.requires_grad:
+        if self.overflows == "forward":
+            return x * math.inf
+        if self.overflows == "backward" and x.requires_grad:
             x.register_hook(lambda g: g * math.inf)
         return x
 
 
+@pytest.mark.parametrize("overflow", ["forward", "backward"])
 @pytest.mark.parametrize("gamma", GAMMAS)
-def test_an_overflow_is_skipped_without_a_trace(gamma):
+def test_an_overflow_is_skipped_without_a_trace(gamma, overflow):
     data = batches(10)
     plain, scaled = setting(gamma), setting(gamma)
     model, optimizer, likelihood = scaled
@@ -123,9 +126,9 @@ def test_an_overflow_is_skipped_without_a_trace(gamma):
     optimizer.zero_grad()
     before, random = snapshot(model, optimizer), deepcopy(likelihood.state_dict())
     scale = optimizer.scaler.get_scale()
-    model[-1].overflows = True
-    train(*scaled, batches(2, seed=9), optimizer.scaler)
-    model[-1].overflows = False
+    model[-1].overflows = overflow
+    train(*scaled, batches(2, seed=9), optimizer.scaler, parts=2)
+    model[-1].overflows = None
     assert optimizer.scaler.get_scale() == scale / 4
     optimizer.zero_grad()
     assert same(snapshot(model, optimizer), before)
@@ -133,6 +136,39 @@ def test_an_overflow_is_skipped_without_a_trace(gamma):
     likelihood.load_state_dict(random)
     train(*scaled, data[4:], optimizer.scaler)
     assert_same_run(plain, scaled)
+
+
+@pytest.mark.parametrize("as_function", [False, True])
+def test_the_first_batch_may_overflow(as_function):
+    """As it often does: scales start high. One part of it is enough."""
+    model, optimizer, likelihood = setting("auto", "kronecker")
+    model.append(Overflowing())
+    optimizer.scaler = scaler()
+    for step, (x, y) in enumerate(batches(6)):
+        optimizer.zero_grad()
+        for part in range(2):
+            model[-1].overflows = "forward" if step < 3 and part == 1 else None
+            if as_function:
+                loss = optimizer.evaluate(model, lambda x=x, y=y: likelihood(model(x), y))
+            else:
+                with optimizer.tangents(model):
+                    loss = likelihood(model(x), y)
+            optimizer.scaler.scale(loss / 2).backward()
+        optimizer.scaler.step(optimizer)
+        optimizer.scaler.update()
+    assert optimizer.param_groups[0]["steps"] == 3
+    assert optimizer.scaler.get_scale() == 2.0**13
+
+
+@pytest.mark.parametrize("options", [None, {"enabled": False}])
+def test_an_overflow_without_a_scaler_that_would_skip_it_is_an_error(options):
+    model, optimizer, likelihood = setting("auto")
+    model.append(Overflowing())
+    optimizer.scaler = options and scaler(**options)
+    model[-1].overflows = "forward"
+    x, y = batches(1)[0]
+    with pytest.raises(FloatingPointError, match="not finite"), optimizer.tangents(model):
+        likelihood(model(x), y)
 
 
 @pytest.mark.parametrize("parts", [1, 2])

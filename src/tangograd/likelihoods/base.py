@@ -127,6 +127,11 @@ class Likelihood(nn.Module, ABC):
                 plain = z.detach()
                 observation = self._observe(plain, batch.y, batch.w, batch.W)
                 loss = torch.dot(batch.w, self.log_loss(plain, batch.y))
+            if session.may_overflow and not bool(loss.isfinite()):
+                session.overflowed = True
+                cotangent = torch.full_like(plain, math.nan)  # for the scaler to find
+                return _LossWithCotangent.apply(z, loss, cotangent, tangents.Share())  # type: ignore[no-any-return]
+            with torch.no_grad():
                 _require_finite_loss(loss, plain)
                 received = forward_ad.unpack_dual(outputs).primal.detach()
                 term = self._term(batch._replace(z=z), t, loss, received, observation)
