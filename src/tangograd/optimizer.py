@@ -43,7 +43,7 @@ from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.shards import local
 from tangograd.statistics import collect
-from tangograd.tangents import CannotReplayError, Session
+from tangograd.tangents import CannotReplayError, DisagreementError, Session
 from tangograd.vectors import dot, moved
 
 T = TypeVar("T")
@@ -297,8 +297,9 @@ class TANGO(Optimizer):
         rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
         due = refresh.is_due(step, rules, Cs)
         needs = refresh.needs(step, rules, Cs) if due else frozenset()
-        replay = Replay(self._engines, model, closure) if due and autos(rules) else None
-        recording = replay.recording() if replay else nullcontext()
+        samples = self._looks(step)
+        again = Replay(self._engines, model, closure)
+        recording = again.recording() if due or samples == 2 else nullcontext()
         layers = "layers" in needs
         with recording, self._session(model, closure, record_layers=layers) as session:
             session.may_overflow = self.scaler is not None and self.scaler.is_enabled()
@@ -314,18 +315,20 @@ class TANGO(Optimizer):
         self._versions = {p: version(p) for p in session.parameters}
         if step == 0:
             refuse_reentrant([term.outputs for term in session.terms])
-        if replay:
-            replay.terms = session.terms
+        again.terms = session.terms
         draws = 1 if step else max(C.first_draws for C in Cs)
-        with without_autocast():
-            block = measure(
-                session,
-                [(group["params"], group["preconditioner"]) for group in self.param_groups],
-                step=step,
-                samples=self._looks(step),
-                pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
-                replay=replay,
-            )
+        try:
+            with without_autocast():
+                block = measure(
+                    session,
+                    [(group["params"], group["preconditioner"]) for group in self.param_groups],
+                    step=step,
+                    samples=samples,
+                    pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
+                    replay=again if due and autos(rules) else None,
+                )
+        except DisagreementError as error:
+            raise again.blamed(error, session.parameters) from None
         self._open.add(block, session.parameters)
 
     def _overflowed(self, session: Session) -> bool:

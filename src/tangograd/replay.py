@@ -19,8 +19,10 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
+from tangograd.engines import choice
 from tangograd.engines.block import Engines, tangent_block
-from tangograd.tangents import Again, CannotReplayError, Session, Term
+from tangograd.engines.calls import Call, inside
+from tangograd.tangents import Again, CannotReplayError, DisagreementError, Session, Term
 
 
 class _Call(NamedTuple):
@@ -86,6 +88,21 @@ class Replay:
             except CannotReplayError:
                 pass
         return self._run(parameters, tangents, graph=True)
+
+    def blamed(self, error: DisagreementError, parameters: Sequence[Tensor]) -> DisagreementError:
+        """The error with the name of the module at fault, if the model's calls are known."""
+        engine = self.engines.of(self.model, self.closure)
+        if self.closure is not None or self.model is None or engine is None:
+            return error
+        inner = inside(self.model)
+        run = self.model.forward if inner is self.model else inner
+        for args, kwargs, conditions in self._calls:
+            with forward_ad.dual_level():
+                call = Call(run, inner, run, args, kwargs)
+                found = choice.blamed(error, call, engine, parameters, conditions)
+            if found is not error:
+                return found
+        return error
 
     def _run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool

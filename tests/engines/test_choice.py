@@ -72,9 +72,10 @@ def test_a_finite_difference_is_refused_under_bfloat16():
         Categorical()(model(x), y)
 
 
-def test_the_module_with_a_wrong_tangent_is_named():
+@pytest.mark.parametrize("engine", ["auto", "two-pass", "finite-difference"])
+def test_the_module_with_a_wrong_tangent_is_named(engine):
     model = nn.Sequential(nn.Linear(3, 3), nn.Sequential(nn.Tanh(), CutBackwards("no_grad")))
-    optimizer = TANGO(model.parameters(), gamma=0.1)
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine=engine)
     before = snapshot(model, optimizer)
     with (
         pytest.raises(DisagreementError, match=r"disagree .* in 1\.1 \(CutBackwards\)"),
@@ -82,6 +83,28 @@ def test_the_module_with_a_wrong_tangent_is_named():
     ):
         Categorical()(model(torch.randn(5, 3)), torch.randint(4, (5,)))
     assert same(snapshot(model, optimizer)[:3], before[:3])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"gamma": 0.1}, {"gamma": "max", "preconditioner": None}, {"engine": "two-pass"}],
+)
+def test_the_module_is_named_later_too(options):
+    model = nn.Sequential(nn.Linear(3, 3), CutBackwards("detach"))
+    optimizer = TANGO(model.parameters(), **options)
+    x, y = torch.randn(5, 3), torch.randint(4, (5,))
+    fit(optimizer, model, x, y, 2)
+    optimizer.zero_grad()
+    before = snapshot(model, optimizer)
+    model[1].how = "no_grad"
+    with (
+        pytest.raises(DisagreementError, match=r"disagree .* in 1 \(CutBackwards\)"),
+        optimizer.tangents(model),
+    ):
+        Categorical()(model(x), y)
+    assert same(snapshot(model, optimizer)[:3], before[:3])
+    model[1].how = "detach"
+    fit(optimizer, model, x, y, 2)
 
 
 class WrongBackward(torch.autograd.Function):

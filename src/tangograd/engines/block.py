@@ -245,10 +245,7 @@ def _choose_for_call(engines: Engines, model: nn.Module, call: Call, session: Se
         with outside_the_level():
             return choice.choose(allowed, session.parameters, conditions, run, what)
     except DisagreementError as error:
-        where = choice.blame(trial, tried[-1], session.parameters, conditions)
-        if where is None:
-            raise
-        raise DisagreementError(str(error).replace("the model", where, 1)) from None
+        raise choice.blamed(error, trial, tried[-1], session.parameters, conditions) from None
     except choice.CannotRunError:
         with conditions.restored():
             own = apart(call)

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
 from tangograd.engines.calls import Call
-from tangograd.engines.passes import Engine, apart, leaves_of
+from tangograd.engines.passes import Dual, Engine, apart, leaves_of
 from tangograd.engines.rules import plain, tangent_of
 from tangograd.tangents import DisagreementError, check_adjoint, graph, plain_torch
 
@@ -119,14 +119,30 @@ def check_outputs(
     check_adjoint(u, t, pulled, v, outputs=z, exact=exact, random=True)
 
 
-def blame(
+def blamed(
+    error: DisagreementError,
+    call: Call,
+    engine: Engine,
+    parameters: Sequence[Tensor],
+    conditions: Conditions,
+) -> DisagreementError:
+    """The error with the name of the module at fault, if it is found."""
+    where = _blame(call, engine, parameters, conditions)
+    if where is None:
+        return error
+    return DisagreementError(str(error).replace("the model", where, 1))
+
+
+def _blame(
     call: Call, engine: Engine, parameters: Sequence[Tensor], conditions: Conditions
 ) -> str | None:
     """The innermost module whose own tangents and gradients disagree.
 
     Each module is looked at in a pass of its own, in which its inputs are cut from the graph, so
-    that only what happens inside it counts.
+    that only what happens inside it counts. Other engines have no tangents inside the model, so
+    that the passes are with dual numbers.
     """
+    engine = engine if engine.whole_block else Dual()
     v = _direction(parameters)
     modules = [(name, module) for name, module in call.inner.named_modules() if name]
     modules.sort(key=lambda pair: -pair[0].count("."))
