@@ -134,6 +134,10 @@ MODELS = {
         lambda: Named(nn.Sequential(nn.Conv2d(2, 4, 3), nn.GroupNorm(2, 4), nn.SiLU()), 16),
         images,
     ),
+    "conv, MaxPool": (
+        lambda: Named(nn.Sequential(nn.Conv2d(2, 3, 3, padding=1), nn.MaxPool2d(2), nn.Tanh()), 12),
+        images,
+    ),
     "LSTM": (
         lambda: Named(nn.LSTM(3, 4, batch_first=True), 4, lambda lstm, x: lstm(x)[0]),
         numbers(3, 3),

@@ -255,14 +255,24 @@ def test_parts_of_a_model_cannot_be_run_again(engine):
         Categorical()(model[2](model[1](model[0](x))), y)
 
 
-@pytest.mark.parametrize("engine", ["auto", "dual", "two-pass", "double-backward"])
-def test_training_is_the_same_with_every_exact_engine(engine):
+def dropping():
+    return nn.Sequential(nn.Linear(16, 6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 4))
+
+
+def pooling():
+    layers = [nn.Unflatten(1, (1, 4, 4)), nn.Conv2d(1, 3, 3, padding=1), nn.MaxPool2d(2)]
+    return nn.Sequential(*layers, nn.Tanh(), nn.Flatten(), nn.Linear(12, 4))
+
+
+@pytest.mark.parametrize("make", [dropping, pooling])
+@pytest.mark.parametrize("engine", ["auto", "two-pass", "double-backward"])
+def test_training_is_the_same_with_every_exact_engine(engine, make):
     """With γ "auto" and learned preconditioners: replays, too, go through the engine."""
     finals = []
     for name in ("dual", engine):
         torch.manual_seed(3)
-        model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Dropout(0.1), nn.Linear(6, 4))
-        x, y = torch.randn(40, 3), torch.randint(4, (40,))
+        model = make()
+        x, y = torch.randn(40, 16), torch.randint(4, (40,))
         optimizer = TANGO(model.parameters(), engine=name, preconditioner="kronecker")
         torch.manual_seed(4)
         likelihood = Categorical(generator=torch.Generator().manual_seed(5))
@@ -272,6 +282,7 @@ def test_training_is_the_same_with_every_exact_engine(engine):
                 loss = likelihood(model(x), y)
             loss.backward()
             optimizer.step()
+        assert len(optimizer.param_groups[0]["preconditioner"].state_dict()["averages"]) == 2
         finals.append(flatten([p.detach() for p in model.parameters()]))
     torch.testing.assert_close(finals[1], finals[0], rtol=0, atol=1e-8)
 
