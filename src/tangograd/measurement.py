@@ -139,8 +139,8 @@ def measure(
     return Measurement(
         shares=[term.share for term in terms],
         losses=[float(term.loss) for term in terms],
-        curvatures=[float((term.tangents * term.product).sum()) for term in terms],
-        slopes=[float((term.tangents * term.gradient).sum()) for term in terms],
+        curvatures=[dot([term.tangents], [term.product]) for term in terms],
+        slopes=[dot([term.tangents], [term.gradient]) for term in terms],
         grams=_grams(gradients, session.parameters, groups).reshape(shape) if plan else _NOTHING,
         weights=torch.tensor(weights[: len(plan)], dtype=torch.float64) if plan else _NOTHING,
         sample=torch.tensor([i for i, _ in plan]) if plan else _NOTHING,

@@ -11,6 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.engines.choice import CannotRunError
+from tangograd.engines.passes import Compiled
 from tangograd.reference import fisher_matrix
 from tangograd.tangents import DisagreementError
 from tangograd.vectors import flatten
@@ -347,6 +348,17 @@ def test_an_optimizer_can_be_copied_with_its_engine():
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
     fit(optimizer, model, x, y)
     assert deepcopy(optimizer)._engines.name == "two-pass"
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+def test_the_models_hooks_are_not_compiled(monkeypatch):
+    monkeypatch.setattr(Compiled, "backend", "aot_eager")
+    torch._dynamo.reset()
+    model, seen = mlp(), []
+    model.register_forward_pre_hook(lambda *_: seen.append(torch.get_rng_state()))
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
+    fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), steps=3)
+    assert len(seen) == 3
 
 
 def test_the_compiled_engine_runs_the_model_once():

@@ -28,6 +28,18 @@ class Call(NamedTuple):
     kwargs: dict[str, Any]
 
 
+class Body(nn.Module):
+    """So that ``functional_call`` can run any function of a module, without its hooks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run it."""
+        return run(*args, **kwargs)
+
+
 def inside(model: nn.Module) -> nn.Module:
     """The module that a wrapper runs; tangent passes neither communicate nor compile."""
     while True:

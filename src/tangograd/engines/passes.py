@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
 from tangograd.distributed import fsdp_tangent_pass, is_sharded
-from tangograd.engines.calls import Call
+from tangograd.engines.calls import Body, Call
 from tangograd.engines.lean import Lean
 from tangograd.engines.rules import plain, tangent_of
 from tangograd.engines.tracing import compiled_jvp
@@ -193,7 +193,7 @@ class Compiled(Engine):
             self._compiled[id(call.inner)] = compiled_jvp(call.inner, self.backend)
         with outside_the_level():
             z, t, after = self._compiled[id(call.inner)](
-                trained, moving, rest, buffers, call.args, call.kwargs
+                trained, moving, rest, buffers, call.run, call.args, call.kwargs
             )
         with torch.no_grad():
             for name, buffer in buffers.items():
@@ -227,18 +227,6 @@ def candidates(name: str) -> tuple[Engine, ...]:
     return ENGINES if name == "auto" else tuple(x for x in ENGINES if x.name == name)
 
 
-class _Body(nn.Module):
-    """So that ``functional_call`` can run any function of a module."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Run it."""
-        return run(*args, **kwargs)
-
-
 def named(model: nn.Module, parameters: Tensors) -> dict[str, int]:
     """The names of parameters in a model, and their places in the list."""
     place = {id(p): i for i, p in enumerate(parameters)}
@@ -255,7 +243,7 @@ def swapped(call: Call, parameters: Tensors, values: Tensors) -> Any:
     swaps = {f"inner.{n}": values[i] for n, i in named(call.inner, parameters).items()}
     # tied weights are all named; torch's own way of tying swaps a shared module twice
     return functional_call(
-        _Body(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
+        Body(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
     )
 
 

@@ -23,16 +23,18 @@ from torch.func import functional_call
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
+from tangograd.engines.calls import Body
 from tangograd.engines.lean import Lean
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
 def compiled_jvp(model: nn.Module, compiler: str) -> Callable[..., Any]:
-    """``(trained, moving, rest, buffers, args, kwargs) -> z, t, buffers afterwards``, compiled.
+    """``(trained, moving, rest, buffers, run, args, kwargs) -> z, t, buffers after``, compiled.
 
     Args:
-        model: it is run with the trained parameters, which move, and the rest of them.
+        model: of which ``run`` is a function; it has the trained parameters, which move, and the
+            rest of them.
         compiler: the name of a backend of ``torch.compile``.
     """
     compiled = torch.compile(
@@ -49,18 +51,21 @@ def compiled_jvp(model: nn.Module, compiler: str) -> Callable[..., Any]:
 
 def _jvp(model: nn.Module) -> Callable[..., Any]:
     """The function that is compiled."""
+    body = Body(model)
 
     def both(
         trained: dict[str, Tensor],
         moving: dict[str, Tensor],
         rest: dict[str, Tensor],
         buffers: dict[str, Tensor],
+        run: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
         def outputs(parameters: dict[str, Tensor]) -> Any:
             own = {name: buffer.clone() for name, buffer in buffers.items()}
-            z = functional_call(model, (parameters, rest, own), args, kwargs, tie_weights=False)
+            swaps = {f"inner.{name}": x for name, x in (parameters | rest | own).items()}
+            z = functional_call(body, swaps, (run, args, kwargs), tie_weights=False)
             return z, own
 
         z, t, after = torch.func.jvp(  # type: ignore[misc]

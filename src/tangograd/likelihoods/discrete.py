@@ -58,7 +58,7 @@ class Categorical(Likelihood):
         """``p ⊙ t - p ⟨p, t⟩``."""
         p = outputs.softmax(-1)
         pt = p * tangents
-        return pt - p * pt.sum(-1, keepdim=True)
+        return pt.addcmul(p, pt.sum(-1, keepdim=True), value=-1)
 
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         return tuple(outputs.shape[:-1])

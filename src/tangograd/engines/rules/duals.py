@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
@@ -13,14 +14,24 @@ from torch.utils import _pytree as pytree
 Rule = Callable[..., Any]
 
 
+def split(x: Any) -> tuple[Any, Tensor | None]:
+    """A dual number as its value, with its graph, and its tangent; anything else as it is.
+
+    This is ``forward_ad.unpack_dual`` without its cost in Python, which a pass pays for every
+    argument of every operation.
+    """
+    level = forward_ad._current_level
+    return torch._unpack_dual(x, level) if isinstance(x, Tensor) and level >= 0 else (x, None)
+
+
 def tangent_of(x: object) -> Tensor | None:
     """The tangent of a dual number; ``None`` for anything else."""
-    return forward_ad.unpack_dual(x).tangent if isinstance(x, Tensor) else None
+    return split(x)[1]
 
 
 def plain(x: Any) -> Any:
     """A dual number without its tangent, with its graph; anything else as it is."""
-    return forward_ad.unpack_dual(x).primal if isinstance(x, Tensor) else x
+    return split(x)[0]
 
 
 def total(terms: list[Tensor]) -> Tensor | None:
@@ -35,15 +46,17 @@ def dual(z: Tensor, t: Tensor | None) -> Tensor:
     """``z + ε t``, or z alone."""
     if t is None:
         return z
-    made: Tensor = forward_ad.make_dual(z, t if t.dtype == z.dtype else t.to(z.dtype))
-    return made
+    t = t if t.dtype == z.dtype else t.to(z.dtype)
+    return torch._make_dual(z, t, forward_ad._current_level)
 
 
 def cut(outputs: Any, args: tuple[Any, ...] = ()) -> Any:
     """Take tangents out of the graph; what was changed in place stays the same object."""
     if isinstance(outputs, tuple | list):
         return pytree.tree_map_only(Tensor, lambda x: cut(x, args), outputs)
-    t = tangent_of(outputs)
+    if not isinstance(outputs, Tensor):
+        return outputs
+    z, t = split(outputs)
     if t is None or not t.requires_grad or any(outputs is x for x in args):
         return outputs
-    return dual(plain(outputs), t.detach())
+    return dual(z, t.detach())

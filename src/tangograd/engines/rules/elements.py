@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, dual, plain, tangent_of, total
+from tangograd.engines.rules.duals import Rule, dual, split, total
 
 aten = torch.ops.aten
 
@@ -19,8 +19,8 @@ def sum_or_difference(
     """``d(a + αb) = da + α db``."""
     if kwargs:
         return NotImplemented
-    da, db = tangent_of(a), tangent_of(b)
-    z = func(plain(a), plain(b), **({} if alpha == 1 else {"alpha": alpha}))
+    (a, da), (b, db) = split(a), split(b)
+    z = func(a, b, **({} if alpha == 1 else {"alpha": alpha}))
     if not isinstance(z, Tensor):
         return z
     with torch.no_grad():
@@ -39,8 +39,7 @@ def product(func: Rule, a: Any, b: Any, **kwargs: Any) -> Any:
     """``d(a b) = da b + a db``, element by element."""
     if kwargs:
         return NotImplemented
-    da, db = tangent_of(a), tangent_of(b)
-    a, b = plain(a), plain(b)
+    (a, da), (b, db) = split(a), split(b)
     z = func(a, b)
     with torch.no_grad():
         t = total(([] if da is None else [da * b]) + ([] if db is None else [a * db]))
@@ -49,10 +48,10 @@ def product(func: Rule, a: Any, b: Any, **kwargs: Any) -> Any:
 
 def linear(func: Rule, x: Any, *args: Any, **kwargs: Any) -> Any:
     """``d f(x) = f(dx)``, for functions that return new tensors: views keep to PyTorch's rules."""
-    dx = tangent_of(x)
+    x, dx = split(x)
     if dx is None:
         return NotImplemented
-    z = func(plain(x), *args, **kwargs)
+    z = func(x, *args, **kwargs)
     with torch.no_grad():
         t = func(dx, *args, **kwargs)
     return dual(z, t)
@@ -62,7 +61,7 @@ def pointwise(
     backward: Callable[..., Tensor], func: Rule, x: Tensor, *args: Any, **kwargs: Any
 ) -> Any:
     """A function of each element: the derivative's formula serves both directions."""
-    dx, x = tangent_of(x), plain(x)
+    x, dx = split(x)
     z = func(x, *args, **kwargs)
     if dx is None:
         return z
@@ -75,7 +74,7 @@ def softmax(func: Rule, x: Tensor, dim: int | None = None, *args: Any, **kwargs:
     """The softmax has a symmetric Jacobian, so its backward is its tangent."""
     if args or kwargs or not isinstance(dim, int):
         return NotImplemented
-    dx, x = tangent_of(x), plain(x)
+    x, dx = split(x)
     z = func(x, dim)
     if dx is None:
         return z

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of, total
+from tangograd.engines.rules.duals import Rule, cut, dual, split, total
 
 MAXIMUM = 2  # a mode of embedding_bag
 
@@ -22,30 +22,32 @@ def layer(
     **kwargs: Any,
 ) -> Any:
     """``d(x W + b) = dx W + x dW + db``."""
-    dx, dW, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
-    x, W, b = plain(input), plain(weight), plain(bias)
-    batch = x.shape[:-1]
-    if func is functional.linear and len(batch) != 1:  # or it may multiply one matrix at a time
+    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    batch = None
+    if func is functional.linear and x.dim() != 2:  # or it may multiply one matrix at a time
+        batch = x.shape[:-1]
         x, dx = (None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, dx))
-    z = func(x, W, b, *args, **kwargs)
+
+    def apply(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+        z: Tensor = func(x, W, b, *args, **kwargs)
+        return z if batch is None else z.reshape(*batch, *z.shape[1:])
+
+    z = apply(x, W, b)
     with torch.no_grad():
         t = None
         if dW is not None:
-            t = func(x, dW, db, *args, **kwargs)
+            t = apply(x, dW, db)
         if dx is not None:
-            through = func(dx, W, db if t is None else None, *args, **kwargs)
+            through = apply(dx, W, db if t is None else None)
             t = through if t is None else t.add_(through)
         elif dW is None and db is not None:
             return NotImplemented
-    if func is functional.linear and len(batch) != 1:
-        z, t = (None if y is None else y.reshape(*batch, *y.shape[1:]) for y in (z, t))
     return dual(z, t)
 
 
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
     """``d(a b) = da b + a db``."""
-    da, db = tangent_of(a), tangent_of(b)
-    a, b = plain(a), plain(b)
+    (a, da), (b, db) = split(a), split(b)
     z = func(a, b)
     with torch.no_grad():
         t = total(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
@@ -56,8 +58,8 @@ def embedding(
     func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Any:
     """Linear in the weight, but for the row of paddings, which has no gradient either."""
-    dW = tangent_of(weight)
-    z = func(plain(weight), indices, padding_idx, *args, **kwargs)
+    W, dW = split(weight)
+    z = func(W, indices, padding_idx, *args, **kwargs)
     if dW is None:
         return z
     with torch.no_grad():
@@ -81,8 +83,7 @@ def embedding_bag(
     """Sums and means are linear in the weight, and in the weights of the samples."""
     if mode == MAXIMUM:
         return NotImplemented
-    dW, dw = tangent_of(weight), tangent_of(per_sample_weights)
-    W, w = plain(weight), plain(per_sample_weights)
+    (W, dW), (w, dw) = split(weight), split(per_sample_weights)
 
     def bags(W: Tensor, w: Tensor | None) -> Any:
         return func(W, indices, offsets, scale_grad_by_freq, mode, sparse, w, *args)
@@ -97,8 +98,7 @@ def embedding_bag(
 
 def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     """``W = g v/‖v‖``, norms over all dimensions but one."""
-    dv, dg = tangent_of(v), tangent_of(g)
-    v, g = plain(v), plain(g)
+    (v, dv), (g, dg) = split(v), split(g)
     z = func(v, g, dim)
     with torch.no_grad():
         norm = torch.norm_except_dim(v, 2, dim)

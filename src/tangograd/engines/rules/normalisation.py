@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, dual, plain, tangent_of, total
+from tangograd.engines.rules.duals import Rule, dual, split, total
 
 aten = torch.ops.aten
 
@@ -47,8 +47,7 @@ def layer_norm(
     *args: Any,
 ) -> Any:
     """Over the last dimensions."""
-    dx, dw, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
-    x, w, b = plain(input), plain(weight), plain(bias)
+    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
     z = func(x, normalized_shape, w, b, eps, *args)
     if dx is None and dw is None and db is None:
         return z
@@ -74,8 +73,7 @@ def group_norm(
     *args: Any,
 ) -> Any:
     """Over groups of channels, which are the second dimension."""
-    dx, dw, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
-    x, w, b = plain(input), plain(weight), plain(bias)
+    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
     z = func(x, num_groups, w, b, eps, *args)
     if dx is None and dw is None and db is None:
         return z
@@ -107,8 +105,7 @@ def batch_norm(
     *args: Any,
 ) -> Any:
     """Over everything but channels in training; with given numbers otherwise."""
-    dx, dw, db = tangent_of(input), tangent_of(weight), tangent_of(bias)
-    x, w, b = plain(input), plain(weight), plain(bias)
+    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
     z = func(x, w, b, running_mean, running_var, training, momentum, eps, *args)
     if dx is None and dw is None and db is None:
         return z
