@@ -17,6 +17,7 @@ refresh frees of older state is not known to the profiler).
 Every model has a process of its own. An engine that cannot do a model is a row with its error.
 
     python benchmarks/engines.py [--models mlp,conv] [--engines dual,auto] [--rounds 10] [--seed 0]
+    python benchmarks/engines.py --results /tmp/trial.json    # kept elsewhere, beside no others
     python benchmarks/engines.py --plot     # only the table and the picture, from kept results
 """
 
@@ -33,6 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from multiprocessing import get_context
+from pathlib import Path
 from typing import NamedTuple
 
 os.environ.update(OMP_NUM_THREADS="1", KINETO_LOG_LEVEL="99")  # before torch
@@ -391,7 +393,7 @@ def missed(rows: list[Row]) -> list[str]:
     ]
 
 
-def plot(rows: list[Row]) -> None:
+def plot(rows: list[Row], path: Path) -> None:
     """Time and memory of each engine, a group of bars for each model."""
     import matplotlib
 
@@ -419,7 +421,6 @@ def plot(rows: list[Row]) -> None:
     panels[0].hlines([], 0, 0, color="black", lw=2, label="goal")
     panels[0].legend(fontsize="small", ncols=4)
     panels[1].set_xticks(range(len(models)), [m.replace(", ", "\n", 1) for m in models], fontsize=8)
-    path = RESULTS.with_suffix(".png")
     figure.savefig(path, dpi=120)
     print(f"picture: {path}")
 
@@ -434,6 +435,7 @@ def main() -> None:
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks, for each repeat")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--results", type=Path, default=RESULTS, help="the file that keeps them")
     parser.add_argument("--plot", action="store_true", help="only show what was kept")
     options = parser.parse_args()
     facts = machine("torch") | {
@@ -443,7 +445,7 @@ def main() -> None:
         "lr": LR,
         "run": time.strftime("%Y-%m-%d %H:%M", time.gmtime()),
     }
-    results = Results(RESULTS, ("model", "engine"), facts)
+    results = Results(options.results, ("model", "engine"), facts)
     if not options.plot:
         for name in options.models.split(","):
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
@@ -457,8 +459,8 @@ def main() -> None:
     show(results.rows)
     for text in missed(results.rows) or ["every goal is reached"]:
         print(text)
-    plot(results.rows)
-    print(f"raw results: {RESULTS}")
+    plot(results.rows, options.results.with_suffix(".png"))
+    print(f"raw results: {options.results}")
 
 
 if __name__ == "__main__":
