@@ -42,9 +42,10 @@ from tangograd.replay import Replay
 from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
 from tangograd.shards import local
+from tangograd.state import follow_model, velocities
 from tangograd.statistics import collect
 from tangograd.tangents import CannotReplayError, DisagreementError, Session
-from tangograd.vectors import dot, moved
+from tangograd.vectors import dot
 
 T = TypeVar("T")
 
@@ -193,7 +194,7 @@ class TANGO(Optimizer):
             raise
         if not any(p.is_meta for p in group["params"]):
             group["preconditioner"].start(group["params"])
-            self._velocities(group)
+            velocities(group["params"], self.state)
 
     def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
         """The rule meant; a name means the same rule, with one γ, in all groups."""
@@ -290,7 +291,7 @@ class TANGO(Optimizer):
     ) -> Iterator[None]:
         """A forward pass with tangents, and what is to be measured of it."""
         self._check_model(model)
-        self._follow_model()
+        follow_model(self.param_groups, self.state)
         if all(p.grad is None for p in self._trained()):
             self._open.discard(self._trained())  # as after model.zero_grad()
         step = self.param_groups[0]["steps"]
@@ -353,28 +354,6 @@ class TANGO(Optimizer):
         if self._open.peers.sharded:
             check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
-    def _follow_model(self) -> None:
-        """Velocities, and what γ and C have learned, go where the model was moved."""
-        for group in self.param_groups:
-            group["preconditioner"].follow(group["params"])
-            for p in group["params"]:
-                vectors = {"velocity", "leading"} & self.state.get(p, {}).keys()
-                for name in vectors:
-                    self.state[p][name] = moved(self.state[p][name], p)
-
-    def _velocities(self, group: dict[str, Any]) -> list[Tensor]:
-        """The velocity of each parameter; frozen ones are constants, with velocity 0."""
-        velocities = []
-        for p in group["params"]:
-            if not p.requires_grad:
-                velocities.append(torch.zeros_like(p))
-                continue
-            state = self.state[p]
-            if "velocity" not in state:
-                state["velocity"] = torch.zeros_like(p)
-            velocities.append(state["velocity"])
-        return velocities
-
     def _session(
         self,
         model: object = None,
@@ -390,7 +369,8 @@ class TANGO(Optimizer):
         parameters, tangents = [], []
         for group in self.param_groups:
             own = 1 - group["previous_lr"]
-            for p, v in zip(group["params"], self._velocities(group), strict=True):
+            params = group["params"]
+            for p, v in zip(params, velocities(params, self.state), strict=True):
                 if p.requires_grad:
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
@@ -520,7 +500,8 @@ class TANGO(Optimizer):
 
     def _as_group(self, group: dict[str, Any]) -> Group:
         """A group in this step, with its bracket: the prior adds ``λ (θ - (1-δt_{k-1}) v)``."""
-        v, keep, prior = self._velocities(group), 1 - group["previous_lr"], group["weight_decay"]
+        v = velocities(group["params"], self.state)
+        keep, prior = 1 - group["previous_lr"], group["weight_decay"]
         bracket = [
             p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
             for p in group["params"]
@@ -626,11 +607,11 @@ class TANGO(Optimizer):
         """
         if not all(group["steps"] and self._gamma(group).value for group in self.param_groups):
             raise RuntimeError("residual() needs a velocity and γ > 0: take a step first")
-        self._follow_model()
+        follow_model(self.param_groups, self.state)
         equations = [
             Equation(
                 params=group["params"],
-                v=self._velocities(group),
+                v=velocities(group["params"], self.state),
                 C=group["preconditioner"],
                 keep=1 - group["previous_lr"],
                 damping=group["previous_lr"] / self._gamma(group).value,
