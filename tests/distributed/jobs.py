@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.distributed import batch_factor, peers
+from tangograd.engines.passes import Compiled
 from tangograd.gamma import Auto
 from tangograd.statistics import probe
 
@@ -120,6 +121,16 @@ def ddp(options, likelihood, steps=4, *, wrapper=None, sizes=2, how=None, **mode
     optimizer = TANGO(model.parameters(), **options)
     train(optimizer, model, likelihood(), steps, lambda rows: share(rows, sizes), **(how or {}))
     return results(optimizer, model.module)
+
+
+def compiled_ddp(*args, **kwargs):
+    """The same with what is compiled traced only, without the wait for a C++ compiler."""
+    backend, Compiled.backend = Compiled.backend, "aot_eager"
+    torch._dynamo.reset()
+    try:
+        return ddp(*args, **kwargs)
+    finally:
+        Compiled.backend = backend
 
 
 class Step(nn.Module):

@@ -225,7 +225,7 @@ def _choose_for_call(engines: Engines, model: nn.Module, call: Call, session: Se
                 f'engine={engines.name!r} cannot run sharded parameters: use "two-pass" or "auto"'
             )
         return TwoPass()
-    conditions, trial = Conditions(call.inner), call._replace(plain=call.run)
+    conditions, trial = Conditions(call.inner), call._replace(plain=call.run, wrapper=None)
     allowed = engines.candidates
     if has_compiled(model):  # let an ordinary pass go through that
         allowed = tuple(engine for engine in allowed if not engine.whole_block) or allowed

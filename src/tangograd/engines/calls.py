@@ -19,6 +19,7 @@ class Call(NamedTuple):
         run: the forward of ``inner``.
         args: what it was called with.
         kwargs: the same.
+        wrapper: what averages gradients over processes, around ``inner``.
     """
 
     plain: Callable[..., Any]
@@ -26,6 +27,7 @@ class Call(NamedTuple):
     run: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
+    wrapper: DistributedDataParallel | None = None
 
 
 class Body(nn.Module):
@@ -42,13 +44,19 @@ class Body(nn.Module):
 
 def inside(model: nn.Module) -> nn.Module:
     """The module that a wrapper runs; tangent passes neither communicate nor compile."""
+    return _unwrapped(model)[0]
+
+
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
+    """The module inside, and the wrapper that averages its gradients."""
+    wrapper = None
     while True:
         if isinstance(model, DistributedDataParallel):
-            model = model.module
+            wrapper, model = model, model.module
         elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
             model = compiled
         else:
-            return model
+            return model, wrapper
 
 
 @contextmanager
@@ -58,7 +66,7 @@ def intercepted(model: nn.Module, handle: Callable[[Call], Any]) -> Iterator[Non
     The model's own hooks run once, around it; calls made by ``handle`` itself are plain calls.
     """
     own = vars(model).get("forward")  # an instance may have a forward of its own
-    plain, inner = model.forward, inside(model)
+    plain, (inner, wrapper) = model.forward, _unwrapped(model)
     run = plain if inner is model else inner
     busy = False
 
@@ -68,7 +76,7 @@ def intercepted(model: nn.Module, handle: Callable[[Call], Any]) -> Iterator[Non
             return plain(*args, **kwargs)
         busy = True
         try:
-            return handle(Call(plain, inner, run, args, kwargs))
+            return handle(Call(plain, inner, run, args, kwargs, wrapper))
         finally:
             busy = False
 

@@ -31,7 +31,7 @@ from torch.utils import _pytree as pytree
 
 from tangograd.conditions import Conditions
 from tangograd.distributed import fsdp_tangent_pass, is_sharded
-from tangograd.engines.calls import Body, Call
+from tangograd.engines.calls import Body, Call, intercepted
 from tangograd.engines.lean import Lean
 from tangograd.engines.rules import plain, tangent_of
 from tangograd.engines.tracing import compiled_jvp
@@ -183,6 +183,24 @@ class Compiled(Engine):
         self._compiled: dict[int, Callable[..., Any]] = {}
 
     def run(self, call: Call, parameters: Tensors, tangents: Tensors) -> Any:
+        """Hooks, and what a wrapper does around the model, run as they were written."""
+        moved: list[Any] = []
+
+        def handle(own: Call) -> Any:
+            if own.run is own.inner:  # a call of the module, with its hooks
+                with intercepted(own.inner, handle):
+                    return own.inner(*own.args, **own.kwargs)
+            z, t = self._pass(own, parameters, tangents)
+            moved[:] = leaves_of(t)
+            return z
+
+        if call.wrapper is None:
+            return attach(handle(call), moved)
+        with intercepted(call.wrapper.module, handle):
+            outputs = call.wrapper.forward(*call.args, **call.kwargs)
+        return attach(outputs, moved)
+
+    def _pass(self, call: Call, parameters: Tensors, tangents: Tensors) -> tuple[Any, Any]:
         """Buffers go in as copies and come out as they are afterwards."""
         names = named(call.inner, parameters)
         trained = {name: parameters[i] for name, i in names.items()}
@@ -198,7 +216,7 @@ class Compiled(Engine):
         with torch.no_grad():
             for name, buffer in buffers.items():
                 buffer.copy_(after[name])
-        return attach(z, leaves_of(t))
+        return z, t
 
 
 #: in the order in which "auto" tries them

@@ -13,10 +13,13 @@ import operator
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from itertools import count
+from types import FunctionType
 from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
+from torch._dynamo import config as dynamo
 from torch._functorch import config as functorch
 from torch.autograd import forward_ad
 from torch.func import functional_call
@@ -25,6 +28,9 @@ from torch.utils import _pytree as pytree
 
 from tangograd.engines.calls import Body
 from tangograd.engines.lean import Lean
+
+#: for how many sizes of batches, or other conditions, a model is compiled
+SHAPES = 64
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -42,8 +48,10 @@ def compiled_jvp(model: nn.Module, compiler: str) -> Callable[..., Any]:
     )
 
     def run(*args: Any) -> Any:
-        # Dynamo runs PyTorch's formulas on shapes; fused attention has none
-        with sdpa_kernel(SDPBackend.MATH):
+        # Dynamo runs PyTorch's formulas on shapes; fused attention has none. It would split the
+        # graph at the buckets of a DistributedDataParallel, through the pass with tangents.
+        limits = dynamo.patch(optimize_ddp=False, recompile_limit=SHAPES)
+        with limits, sdpa_kernel(SDPBackend.MATH):
             return compiled(*args)
 
     return run
@@ -73,7 +81,13 @@ def _jvp(model: nn.Module) -> Callable[..., Any]:
         )
         return z, pytree.tree_map(Tensor.detach, t), after
 
-    return both
+    # Dynamo counts what it has compiled, and remembers sizes, by code and by its name
+    name = f"{both.__name__}_{next(_numbers)}"
+    code = both.__code__.replace(co_name=name, co_qualname=name)
+    return FunctionType(code, both.__globals__, name, None, both.__closure__)
+
+
+_numbers = count()
 
 
 def _trace_leanly(compiler: str, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
