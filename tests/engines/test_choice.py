@@ -315,6 +315,26 @@ def test_kronecker_factors_are_learned_where_dual_numbers_are_not_lean():
     torch.testing.assert_close(factors[1], factors[0], rtol=1e-10, atol=1e-12)
 
 
+class VmappedLayer(nn.Module):
+    """Its first layer is called inside `torch.vmap`, where its inputs are not to be had."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = nn.Linear(3, 4), nn.Linear(4, 4)
+
+    def forward(self, x):
+        return self.last(torch.vmap(self.first)(x).tanh())
+
+
+@pytest.mark.parametrize("engine", ["auto", "two-pass", "double-backward"])
+def test_layers_inside_vmap_have_no_kronecker_factors(engine):
+    torch.manual_seed(0)
+    model, x, y = VmappedLayer(), torch.randn(16, 3), torch.randint(4, (16,))
+    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner="kronecker", engine=engine)
+    fit(optimizer, model, x, y, 6)
+    assert len(optimizer.param_groups[0]["preconditioner"].state_dict()["averages"]) == 1
+
+
 def test_parameters_changed_between_block_and_step():
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     optimizer = TANGO(model.parameters(), gamma=0.1)
@@ -359,6 +379,29 @@ def test_the_models_hooks_are_not_compiled(monkeypatch):
     optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
     fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), steps=3)
     assert len(seen) == 3
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+def test_many_models_and_batch_sizes_are_compiled(monkeypatch):
+    monkeypatch.setattr(Compiled, "backend", "aot_eager")
+    torch._dynamo.reset()
+    for width in range(2, 14):
+        model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 4))
+        optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
+        for rows in (5, 7) if width > 2 else range(2, 14):
+            fit(optimizer, model, torch.randn(rows, 3), torch.randint(4, (rows,)))
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+def test_the_compiled_engine_runs_a_compiled_module_with_its_hooks(monkeypatch):
+    monkeypatch.setattr(Compiled, "backend", "aot_eager")
+    torch._dynamo.reset()
+    inner, seen = mlp(), []
+    inner.register_forward_pre_hook(lambda *_: seen.append(1))
+    model = torch.compile(inner, backend="eager")
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
+    fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), steps=3)
+    assert len(seen) == 4  # and once when the engine was tried
 
 
 def test_the_compiled_engine_runs_the_model_once():

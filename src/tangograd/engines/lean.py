@@ -74,6 +74,8 @@ class Recording(TorchFunctionMode):
         bias: Tensor | None = None,
         *options: Any,
     ) -> None:
+        if torch._C._functorch.is_functorch_wrapped_tensor(inputs):
+            return  # inside vmap, from where nothing can be taken out
         if self.calls is not None and id(weight) in self.parameters:
             x = forward_ad.unpack_dual(inputs).primal.detach()
             self.calls.append(LayerCall(func, x, weight, bias, options, outputs))
