@@ -20,6 +20,10 @@ def echo(text: str) -> None:
         typer.echo(text)
     except BrokenPipeError:  # as of `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except OSError as error:  # a full disk
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        stderr.print(f"cannot write to standard output: {error.strerror or error}")
+        raise typer.Exit(1) from error
 
 
 @contextmanager

@@ -49,7 +49,8 @@ def fit(
         typer.Option(help="Such as 'y ~ age + C(region) + log(income)'; all columns by default."),
     ] = None,
     exposure: Annotated[
-        str | None, typer.Option(help="Column that multiplies the mean (log links).")
+        str | None,
+        typer.Option(help="Column that multiplies the mean (log links) or the hazard (cloglog)."),
     ] = None,
     offset: Annotated[
         str | None, typer.Option(help="Column that is added to the linear predictor.")

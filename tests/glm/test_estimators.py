@@ -318,3 +318,36 @@ def test_two_classes_are_the_binomial_regression():
     np.testing.assert_array_equal(classifier.coef_[0], regression.coef_)
     assert classifier.intercept_[0] == regression.intercept_
     np.testing.assert_allclose(classifier.predict_proba(X)[:, 1], regression.predict(X), rtol=1e-9)
+
+
+def test_the_score_knows_what_exposure_explains_alone():
+    rng = np.random.default_rng(0)
+    X, exposure = rng.normal(size=(2000, 2)), rng.uniform(0.1, 10, 2000)
+    y = rng.poisson(0.5 * exposure)
+    model = TangoRegressor("poisson").fit(X, y, exposure=exposure)
+    assert model.score(X, y, exposure=exposure) == pytest.approx(model.fitted_.d2, abs=1e-9)
+    assert abs(model.score(X, y, exposure=exposure)) < 0.01
+
+
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e-9])
+def test_rates_and_weights_are_counts_and_exposures(size):
+    """However small the rates: the ridge is a share of the information."""
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(2000, 2)), rng.uniform(0.5, 2, 2000) / size
+    counts = rng.poisson(time * size * np.exp(0.5 * X[:, 0] + 1))
+    by_weight = TangoRegressor("poisson").fit(X, counts / time, sample_weight=time)
+    by_exposure = TangoRegressor("poisson").fit(X, counts, exposure=time)
+    errors = by_exposure.fitted_.standard_errors
+    off = (by_weight.fitted_.estimates - by_exposure.fitted_.estimates) / errors
+    assert np.abs(off).max() < 1e-4
+    np.testing.assert_allclose(by_weight.fitted_.standard_errors, errors, rtol=1e-6)
+
+
+def test_exposure_multiplies_the_hazard_of_cloglog():
+    rng = np.random.default_rng(0)
+    X, time = rng.normal(size=(5000, 2)), rng.uniform(0.2, 3, 5000)
+    y = rng.random(5000) < 1 - np.exp(-time * np.exp(0.5 * X[:, 0] - 1))
+    model = TangoRegressor("binomial", "cloglog").fit(X, y, exposure=time)
+    offset = TangoRegressor("binomial", "cloglog").fit(X, y, offset=np.log(time))
+    np.testing.assert_array_equal(model.coef_, offset.coef_)
+    assert abs(model.coef_[0] - 0.5) < 4 * model.fitted_.standard_errors[1]

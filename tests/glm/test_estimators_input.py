@@ -172,7 +172,9 @@ def test_no_weights_at_all(data):
 
 @pytest.mark.parametrize("name", ["gaussian", "binomial"])
 def test_exposure_needs_a_log_link(name, data):
-    with pytest.raises(ValueError, match="needs a log link; that of .* is (identity|logit)"):
+    with pytest.raises(
+        ValueError, match="needs a log or cloglog link; that of .* is (identity|logit)"
+    ):
         TangoRegressor(name).fit(data[0], data[1] > 0, exposure=np.ones(N))
 
 
@@ -377,3 +379,51 @@ def test_wide_sparse_rows_in_a_stream(monkeypatch):
     assert model.fitted_.covariance_kind == "diagonal"
     assert np.isfinite(model.coef_).all()
     assert model.score(X, y) > 0
+
+
+def test_a_failed_fit_leaves_the_model_before():
+    X, y = simulate_classes(N, D, 3)
+    model = TangoClassifier().fit(X, np.array(["a", "b", "c"])[y.astype(int)])
+    before, chosen = model.predict_proba(X), model.predict(X)
+    for arguments in (
+        {"X": X, "y": y > 0, "sample_weight": -np.ones(N)},
+        {"X": X[:, :2], "y": y > 0, "offset": np.full(N, np.nan)},
+        {"X": X, "y": np.ones(N)},
+    ):
+        with pytest.raises(ValueError):
+            model.fit(**arguments)
+        np.testing.assert_array_equal(model.predict_proba(X), before)
+        assert (model.predict(X) == chosen).all()
+
+
+def noted(model, words):
+    return any(words in note for note in model.fitted_.notes)
+
+
+@pytest.mark.parametrize("n", [200, 3000, 20_000])
+@pytest.mark.parametrize("classes", [2, 3])
+def test_classes_without_a_gap_are_separated(n, classes):
+    """The ridged solution may be wrong about rows at the border, but it is the ridge's."""
+    X = np.random.default_rng(n).normal(size=(n, 2))
+    eta = X[:, 0] + 0.3 * X[:, 1]
+    model = TangoClassifier().fit(X, np.digitize(eta, [0.0, 0.8][: classes - 1]))
+    assert noted(model, "separated perfectly")
+    assert np.isfinite(model.fitted_.estimates).all()
+    noise = 0.1 * np.random.default_rng(0).logistic(size=n)
+    blurred = TangoClassifier().fit(X, np.digitize(eta + noise, [0.0, 0.8][: classes - 1]))
+    assert not blurred.fitted_.notes
+
+
+def test_what_the_data_do_not_determine_is_said():
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(2000, 3))
+    level = (rng.random(2000) < 0.05).astype(float)
+    frame = pd.DataFrame(np.c_[X, level], columns=["a", "b", "c", "level"])
+    y = (X[:, 0] + rng.logistic(size=2000) > 0) & (level == 0)
+    quasi = TangoClassifier().fit(frame, y)
+    assert noted(quasi, "do not determine the coefficients of level,")
+    frame["sum"] = frame["a"] + frame["b"]
+    dependent = TangoRegressor().fit(frame, X[:, 0] + rng.normal(size=2000))
+    assert noted(dependent, "do not determine the coefficients of a, b, sum,")
+    assert not TangoRegressor().fit(frame.drop(columns="sum"), X[:, 0]).fitted_.notes
+    assert not TangoRegressor(alpha=1e-3).fit(frame, X[:, 0]).fitted_.notes

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
 import pytest
 
 from tangograd.glm import DataError, TangoClassifier, TangoRegressor, family
+from tangograd.glm.saved import fitted_to_dict, save
 from tests.glm.simulated import simulate, simulate_classes
 from tests.glm.test_estimators import LABELS
 
@@ -132,3 +134,22 @@ def test_a_first_column_that_is_called_intercept(tmp_path):
     with pytest.raises(DataError, match="called 'intercept'.*rename it"):
         model.save(tmp_path / "model.json")
     assert not (tmp_path / "model.json").exists()
+
+
+@pytest.mark.parametrize("link", ["probit", "cloglog"])
+def test_a_classifier_from_a_file_has_its_link(link, tmp_path):
+    """`tangograd fit --link` makes such models."""
+    X, y = simulate("logit", N, D)
+    regression = TangoRegressor("binomial", link).fit(X, y)
+    plain = fitted_to_dict(replace(regression.fitted_, classes=("no", "yes")))
+    save(tmp_path / "model.json", {"fitted": plain, "design": None})
+    loaded = TangoClassifier.load(tmp_path / "model.json")
+    chances = regression.predict(X)
+    np.testing.assert_allclose(loaded.predict_proba(X)[:, 1], chances, rtol=1e-12)
+    np.testing.assert_allclose(loaded.predict_log_proba(X)[:, 1], np.log(chances), rtol=1e-9)
+    assert (loaded.predict(X) == np.where(chances > 0.5, "yes", "no")).all()
+    again = loaded.fit(X, y)  # a classifier's own link is logit
+    np.testing.assert_array_equal(again.coef_, TangoClassifier().fit(X, y).coef_)
+    np.testing.assert_array_equal(
+        again.predict_proba(X), TangoClassifier().fit(X, y).predict_proba(X)
+    )

@@ -316,7 +316,8 @@ def test_metadata_are_split_by_a_search(data):
     search = GridSearchCV(requested, {"alpha": [0.0, 10.0]}, cv=3)
     search.fit(X, y, sample_weight=np.ones(N), offset=offset)
     assert search.best_params_ == {"alpha": 0.0}
-    assert search.best_score_ > 0.9  # which no model has that does not know the offset
+    # beyond what the offset explains; a score that does not know it would be below 0
+    assert 0.3 < search.best_score_ < 0.6
     np.testing.assert_allclose(
         search.best_estimator_.coef_, TangoRegressor("poisson").fit(X, y, offset=offset).coef_
     )

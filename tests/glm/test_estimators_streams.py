@@ -390,3 +390,43 @@ def test_passes_and_polish_when_the_buffer_just_overflows(extra, monkeypatch):
         assert model.fitted_.passes == 1
     else:
         assert model.fitted_.passes >= 3
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_rows_grouped_by_the_target_are_said():
+    """As a file of several days is, say; far from sorted."""
+    rng = np.random.default_rng(0)
+    X = rng.normal(size=(MANY, 2))
+    y = X[:, 0] + 2 * rng.normal(size=MANY)
+    order = np.argsort(y + 3 * rng.normal(size=MANY))
+    grouped = TangoRegressor(shuffle=False).fit(X[order], y[order])
+    assert any("grouped by the target" in note for note in grouped.fitted_.notes)
+    assert not TangoRegressor(shuffle=False).fit(X, y).fitted_.notes
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_polishing_never_makes_it_worse():
+    """Rows that contradict the model by orders of magnitude, where Newton's steps go astray."""
+    rng = np.random.default_rng(1)
+    X = rng.standard_t(2, size=(MANY, 4))
+    truth = np.array([-0.3, 0.2, 0.4, -0.5])
+    y = rng.gamma(2, np.exp(np.clip(X @ truth, -4, 4)) / 2)
+
+    def loss(model):
+        eta = X @ model.coef_ + model.intercept_
+        return np.mean(eta + y * np.exp(-eta))
+
+    one, polished = (TangoRegressor("gamma", polish=p, random_state=0).fit(X, y) for p in (0, 1))
+    assert loss(polished) <= loss(one)
+    assert np.abs(polished.coef_).max() < 2
+    if not polished.fitted_.converged:
+        assert any("not maximum likelihood's" in note for note in polished.fitted_.notes)
+
+
+@pytest.mark.usefixtures("no_memory")
+def test_a_stream_that_few_rows_decide_is_told_so():
+    rng = np.random.default_rng(0)
+    X = rng.standard_t(2, size=(MANY, 4))
+    y = rng.poisson(np.exp(np.clip(X @ [-0.5, 0.5, 1.0, -0.7], -5, 5)))
+    model = TangoRegressor("poisson", random_state=0).fit(X, y)
+    assert any("they decide everything" in note for note in model.fitted_.notes)

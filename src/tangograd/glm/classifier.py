@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -20,13 +20,7 @@ from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept
 
-if TYPE_CHECKING:
-    pass
-
 Array = NDArray[np.float64]
-
-NUMBERS = (int, float, np.integer, np.floating)
-EXTREME = "the coefficients are not finite; look for extreme values in X"
 
 
 class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
@@ -82,8 +76,10 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         self.warm_start = warm_start
         self.random_state = random_state
 
+    _link = "logit"  # a model from a file may have another
+
     def _family(self) -> Family:
-        return family("binomial") if len(self.classes_) == 2 else multinomial()
+        return family("binomial", self._link) if len(self.classes_) == 2 else multinomial()
 
     def _labels(self) -> tuple[Any, ...]:
         return tuple(self.classes_.tolist())
@@ -127,9 +123,10 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         offset: ArrayLike | None = None,
     ) -> Self:
         """Learn from all rows; arguments as in :meth:`TangoRegressor.fit`, y labels of any kind."""
-        checked = self._checked(X, y, reset=True)
-        self.classes_ = _at_least_two(_classes(checked[1]))
-        return self._fit(self._rows(*checked, sample_weight, offset, None))
+        with self._unchanged_by_errors():
+            checked = self._checked(X, y, reset=True)
+            self.classes_, self._link = _at_least_two(_classes(checked[1])), "logit"
+            return self._fit(self._rows(*checked, sample_weight, offset, None))
 
     def partial_fit(
         self,
@@ -171,7 +168,7 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
     def decision_function(
         self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None
     ) -> Array:
-        """The log-odds of the second class, shape (n,); or of all, centred, (n, classes)."""
+        """The log-odds (η) of the second class, shape (n,); or of all, centred, (n, classes)."""
         _, eta = self._predictors(X, offset)
         if len(self.classes_) == 2:
             return eta[:, 0]
@@ -180,19 +177,25 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
     def predict_proba(self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None) -> Array:
         """The probability of each class, shape (n, classes)."""
         _, eta = self._predictors(X, offset)
+        if self._link != "logit":
+            second = self._family().mean(eta[:, 0])
+            return np.column_stack([1 - second, second])
         return np.asarray(softmax(np.c_[np.zeros(len(eta)), eta], axis=1))
 
     def predict_log_proba(
         self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None
     ) -> Array:
         """Its logarithm."""
+        if self._link != "logit":
+            with np.errstate(divide="ignore"):
+                return np.asarray(np.log(self.predict_proba(X, offset)))
         _, eta = self._predictors(X, offset)
         return np.asarray(log_softmax(np.c_[np.zeros(len(eta)), eta], axis=1))
 
     def predict(self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None) -> NDArray[Any]:
         """The likeliest class of each row."""
-        _, eta = self._predictors(X, offset)
-        chosen: NDArray[Any] = self.classes_[np.c_[np.zeros(len(eta)), eta].argmax(axis=1)]
+        likeliest = self.predict_proba(X, offset).argmax(axis=1)
+        chosen: NDArray[Any] = self.classes_[likeliest]
         return chosen
 
     def score(
@@ -210,7 +213,7 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         if fitted.classes is None:
             raise ValueError("this is a regression: load it with TangoRegressor.load")
         loaded = cls(alpha=fitted.alpha, fit_intercept=has_intercept(fitted))._restore(fitted)
-        loaded.classes_ = np.asarray(fitted.classes)
+        loaded.classes_, loaded._link = np.asarray(fitted.classes), fitted.link
         return loaded
 
 

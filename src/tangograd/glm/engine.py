@@ -14,7 +14,7 @@ from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.newton import Objective, Solution, converge, means
+from tangograd.glm.newton import Objective, Solution, converge, examined, means
 from tangograd.glm.polishing import polish
 from tangograd.glm.precision import Precision
 from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
@@ -425,7 +425,7 @@ class OnePass:
             found = converge(objective, self._null(self.buffer, objective.m))
             if self.kind == "full" and not found.sums.full:
                 found = found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
-            return found
+            return examined(objective, found)
         sums = self.sums or Sums(self.outputs, self.columns + 1, full=False)
         return Solution(
             self.theta, self.tally.loss, self.tally.pearson, sums, False, self.at, streamed=True

@@ -90,6 +90,12 @@ class Fitted:
         return len(self.estimates)
 
     @property
+    def residual_freedom(self) -> float:
+        """Degrees of freedom left: of the rows, a row of weight 2 counting as two."""
+        whole = self.weight if self.weight > self.degrees_of_freedom else self.rows
+        return whole - self.degrees_of_freedom
+
+    @property
     def aic(self) -> float:
         """Akaike's criterion, ``-2 log L + 2 p``, p with the dispersion where it is estimated."""
         free = self.family in {"gaussian", "gamma", "tweedie"}

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -149,10 +151,10 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         if offset is not None:
             total += numbers_for(offset, "offset", n)
         if exposure is not None:
-            if self._family().link != "log":
+            if self._family().link not in ("log", "cloglog"):
                 raise ValueError(
-                    f"exposure multiplies the mean, which needs a log link; that of "
-                    f"{self._family().name} is {self._family().link}"
+                    "exposure multiplies the mean (of cloglog the hazard), which needs a log or "
+                    f"cloglog link; that of {self._family().name} is {self._family().link}"
                 )
             given = numbers_for(exposure, "exposure", n)
             if not (given > 0).all():
@@ -160,6 +162,16 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
                 raise DataError(f"exposure must be positive; row {first} has {given[first]:g}")
             total += np.log(given)
         return total
+
+    @contextmanager
+    def _unchanged_by_errors(self) -> Iterator[None]:
+        """A fit that fails leaves the model of the one before."""
+        before = self.__dict__.copy()
+        try:
+            yield
+        except BaseException:
+            self.__dict__ = before
+            raise
 
     def _fit(self, rows: Rows) -> Self:
         if not rows.w.any():

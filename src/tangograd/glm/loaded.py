@@ -13,9 +13,12 @@ from tangograd.glm.rows import is_sparse
 Array = NDArray[np.float64]
 
 
+INTERCEPT = "intercept"
+
+
 def has_intercept(fitted: Fitted) -> bool:
     """The first coefficient is the intercept."""
-    return fitted.names[:1] == ("intercept",)
+    return fitted.names[:1] == (INTERCEPT,)
 
 
 class Loaded:

@@ -19,8 +19,11 @@ from tangograd.stream.glm import LOG_TWO, MULTINOMIAL
 
 Array = NDArray[np.float64]
 
-#: a ridge on standardised coefficients, so that separated or dependent columns have a solution
+#: a ridge, so that separated or dependent columns have a solution: this share of the information
+#: that the rows have of each coefficient in the model with an intercept alone
 RIDGE = 1e-8
+#: the ridge counts where its part of the loss, or of the information of a coefficient, is larger
+RIDGE_COUNTS = (0.1, 0.01)
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
 DENSE = 1500
 
@@ -34,8 +37,10 @@ class Solution(NamedTuple):
         pearson: Σ w s²/f.
         sums: at theta; without matrices where there are too many coefficients.
         converged: the last step was negligible.
-        m: what the columns are centred at.
+        at: the coordinates.
         streamed: this is where a stream is, and loss and sums are those of each row in its turn.
+        separated: classes are told apart so well that only the ridge keeps θ finite.
+        undetermined: the columns whose coefficients are the ridge's choice rather than the data's.
     """
 
     theta: Array
@@ -45,6 +50,8 @@ class Solution(NamedTuple):
     converged: bool
     at: Coordinates
     streamed: bool = False
+    separated: bool = False
+    undetermined: tuple[int, ...] = ()
 
 
 class Objective:
@@ -78,7 +85,9 @@ class Objective:
         spread = self.moments(2)
         if not np.isfinite(spread).all():
             raise DataError("there are extreme values in the features: their squares overflow")
-        self.ridge = RIDGE * spread
+        #: of the model with an intercept alone
+        self.null_fisher = null_weight(family, blocks, outputs) * spread
+        self.ridge = RIDGE * self.null_fisher
         if prior > 0:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide
             self.ridge += 2 * prior * (spread / np.maximum(self.moments(1), 1e-300)) ** 2
@@ -139,6 +148,23 @@ class Objective:
     def curvature(self, fisher: Array) -> Array:
         """The same with the ridge's."""
         return self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
+
+
+def null_weight(family: Family, blocks: Sequence[Rows], outputs: int) -> float:
+    """A row's Fisher weight f at the mean of y, of the rarest class for several; 1 at borders."""
+    weight = sum(float(block.w.sum()) for block in blocks)
+    if family.code == MULTINOMIAL:
+        counts = np.zeros(outputs + 1)
+        for block in blocks:
+            counts += np.bincount(block.y.astype(np.int64), block.w, len(counts))
+        shares = counts / weight
+        inside = shares[(shares > 0) & (shares < 1)]
+        return float(np.min(inside * (1 - inside), initial=1.0))
+    mean = sum(float(block.w @ block.y) for block in blocks) / weight
+    bordered = family.link != "identity" and not mean > 0
+    if bordered or (family.name == "binomial" and mean == 1):
+        return 1.0
+    return float(family.points(np.array([family.predictor(mean)]), np.zeros(1))[2][0])
 
 
 def penalty_gradient(family: Family, theta: Array, strength: float) -> Array:
@@ -215,6 +241,31 @@ def converge(
     if meat:
         loss, pearson, sums = objective.sums(theta, full=True, meat=True)
     return Solution(theta, loss, pearson, sums, converged, Coordinates(objective.m))
+
+
+def examined(objective: Objective, found: Solution) -> Solution:
+    """The same, with what the ridge has done.
+
+    At the minimum ``ridge · θ²`` is how fast the loss still falls as θ grows along itself: of the
+    order of the loss for separated classes, 1e-8 of it for others. The ridge's part of a
+    coefficient's information is its part of 1/(H⁻¹)_jj.
+    """
+    if objective.alpha > 0:
+        return found
+    of_loss, of_information = RIDGE_COUNTS
+    pulled = float(np.sum(objective.ridge * found.theta**2))
+    classes = objective.family.name in ("binomial", "multinomial")
+    separated = classes and (found.sums.mistakes == 0 or pulled > of_loss * found.loss)
+    if not found.sums.full or separated:
+        return found._replace(separated=separated)
+    H, ridge = objective.curvature(found.sums.fisher), np.tile(objective.ridge, objective.outputs)
+    here = np.flatnonzero(np.diag(H) > 0)
+    scale = 1 / np.sqrt(np.diag(H)[here])
+    inverse = np.linalg.pinv(H[np.ix_(here, here)] * scale[:, None] * scale, hermitian=True)
+    share = np.zeros(len(ridge))
+    share[here] = ridge[here] * scale**2 * np.diag(inverse)
+    weak = np.flatnonzero(share > of_information) % objective.size
+    return found._replace(undetermined=tuple(int(j) for j in np.unique(weak)))
 
 
 def _descend(objective: Objective, theta: Array) -> Solution:

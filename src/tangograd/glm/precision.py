@@ -43,6 +43,12 @@ BOUNDED = 1e-3
 #: informative rows (Σ f) for each coefficient below which curvature is not negligible
 FEW = 100
 TINY = 1e-12
+#: correlation of neighbouring targets beyond which one pass is not that of a random order
+GROUPED = 0.02
+#: the share of the deviance that is left of a stream whose classes are all but separated
+ALL_BUT = 0.03
+#: how much worse than a constant a model may be before it is told so
+HOPELESS = 3.0
 #: eigenvalues of R below this are those of dependent columns
 DEPENDENT = 1e-10
 #: a√K that is no different from none, where rounding would matter
@@ -183,11 +189,12 @@ class Precision:
             )
         if found.streamed:
             together = watch.neighbour_correlation()
-            if together > SORTED:
+            if together > GROUPED + 6 / math.sqrt(watch.rows):
+                what = "sorted by the target" if together > SORTED else "grouped by the target"
                 notes.append(
-                    "the rows seem to be sorted by the target (neighbours correlate by "
-                    f"{together:.2f}); one pass learns from them in that order: shuffle them, or "
-                    "use polish"
+                    f"the rows seem to be {what} (neighbours correlate by {together:.2g}); one "
+                    "pass learns from them in that order and takes the last for typical: shuffle "
+                    "them, or use polish"
                 )
             bounded = model.scalars[kernel.LEVERAGE] / model.scalars[kernel.ROWS]
             if bounded > BOUNDED:
@@ -204,18 +211,33 @@ class Precision:
             if excess > 1.5:
                 notes.append(
                     f"the variances are {excess:.1f} times those of maximum likelihood: the "
-                    "columns are too correlated for so few rows in one pass; use polish, or more "
-                    "passes"
+                    "columns are too correlated, or some rows too extreme, for so few rows in one "
+                    "pass; use polish, or more passes"
                 )
+        if self.hopeless():
+            notes.append(
+                "a few rows are so far from what the model says that they decide everything, and "
+                "it explains less than a constant would: look for extreme values in features and "
+                "target"
+            )
         if self.separated():
             notes.append(
-                "the classes are separated perfectly: maximum likelihood has no finite solution, "
-                "and the coefficients are those of a very small penalty; set alpha to choose it"
+                "the classes are separated perfectly, or all but: maximum likelihood has no "
+                "finite solution, and the coefficients are those of a very small penalty; set "
+                "alpha to choose it"
+            )
+        doubled = {twin for pair in watch.duplicates() for twin in pair}
+        open_ = [names[j] for j in found.undetermined if j not in doubled]
+        if open_:
+            notes.append(
+                f"the data do not determine the coefficients of {_listed(open_)}, and a very small "
+                "penalty chooses them: columns depend on one another, or the target never varies "
+                "where one is not 0; leave columns out, or set alpha"
             )
         if model.polished is not None and not found.converged:
             notes.append(
                 "polishing ended after three passes, with a last step worth "
-                f"{model.last_step:.2g} standard errors"
+                f"{model.last_step:.2g} standard errors: the result is not maximum likelihood's"
             )
         elif not found.streamed and not found.converged:
             notes.append("Fisher scoring did not converge; set alpha, or look for extreme features")
@@ -226,15 +248,22 @@ class Precision:
             )
         return notes
 
+    def hopeless(self) -> bool:
+        """The model is worse than its intercept alone, by what the rows are from it."""
+        tally, family = self.tally, self.model.family
+        if family.free_dispersion and family.link == "log":
+            return self.dispersion > HOPELESS * tally.null_dispersion()
+        lost = tally.loss - tally.saturated
+        return family.link == "log" and lost > HOPELESS * (tally.null_loss() - tally.saturated)
+
     def separated(self) -> bool:
-        """The classes are told apart without an error."""
-        code = self.model.family.code
-        binary = self.model.family.name == "binomial"
-        if not (binary or code == kernel.MULTINOMIAL):
+        """The classes are told apart without an error, or only the ridge keeps θ finite."""
+        if self.model.family.name not in ("binomial", "multinomial") or self.model.alpha > 0:
             return False
-        if not self.exact:
-            return bool(self.model.scalars[kernel.MISTAKES] == 0)
-        return self.found.sums.mistakes == 0
+        if self.found.streamed:
+            told_apart = self.tally.loss < ALL_BUT * self.tally.null_loss()
+            return bool(self.model.scalars[kernel.MISTAKES] == 0 or told_apart)
+        return self.found.separated or self.found.sums.mistakes == 0
 
 
 def _late(a: Array, m: float, K: float) -> Array:

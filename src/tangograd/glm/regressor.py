@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 import scipy.sparse as sp
@@ -19,22 +19,18 @@ from tangograd.glm.families import Family, family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept, predictor_errors
-
-if TYPE_CHECKING:
-    pass
+from tangograd.glm.rows import Rows
+from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
-
-NUMBERS = (int, float, np.integer, np.floating)
-EXTREME = "the coefficients are not finite; look for extreme values in X"
 
 
 class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
     """A generalised linear model, learned in one pass over the rows with no tuning.
 
     ``E[y|x] = g⁻¹(x·coef + intercept)``, by TANGO: each row is seen once, at a cost of O(d). The
-    estimate is that of maximum likelihood up to a few per cent of its standard errors; up to 64 MB
-    of rows, or with ``polish``, it is maximum likelihood's.
+    estimate is that of maximum likelihood up to a few per cent of its variance; up to 64 MB of
+    rows, or with ``polish``, it is maximum likelihood's.
 
     Args:
         family: ``"gaussian"``, ``"binomial"``, ``"poisson"``, ``"gamma"``, ``"negative_binomial"``,
@@ -119,12 +115,14 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         Args:
             X: shape (n, d); dense or sparse, float64 or float32, a data frame of numbers.
             y: shape (n,).
-            sample_weight: of each row's loss.
+            sample_weight: of each row's loss. Standard errors count a row of weight 2 as two rows;
+                robust ones as one row that counts twice.
             offset: added to the linear predictor.
-            exposure: multiplies the mean (log links).
+            exposure: multiplies the mean (log links), or the hazard (cloglog).
         """
-        checked = self._checked(X, y, reset=True)
-        return self._fit(self._rows(*checked, sample_weight, offset, exposure))
+        with self._unchanged_by_errors():
+            checked = self._checked(X, y, reset=True)
+            return self._fit(self._rows(*checked, sample_weight, offset, exposure))
 
     def partial_fit(
         self,
@@ -185,14 +183,15 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         offset: ArrayLike | None = None,
         exposure: ArrayLike | None = None,
     ) -> float:
-        """D², the share of the deviance explained: R² for gaussian models."""
+        """D², the share of the deviance that an intercept leaves: R² for gaussian models."""
         X, eta = self._predictors(X, offset, exposure)
         check_consistent_length(X, y)
         y = self._codes(column_or_1d(y))
         w = checked_weights(sample_weight, len(y))
-        model_family = self._family()
-        mean = float(np.average(y, weights=w))
-        null = np.full(len(y), model_family.predictor(mean))
+        model_family, shift = self._family(), self._offset(len(y), offset, exposure)
+        tally = Tally(model_family, 2)
+        tally.add([Rows(X, y, w, shift)], 0.0, 0.0)
+        null = tally.null_predictor() + shift
         total = float(w @ model_family.unit_deviance(y, null))
         left = float(w @ model_family.unit_deviance(y, eta[:, 0]))
         if total > 0:

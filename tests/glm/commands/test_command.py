@@ -1,5 +1,6 @@
 """``tangograd fit`` as a user meets it: what it reads, says, writes and refuses."""
 
+import io
 import json
 import os
 import signal
@@ -12,9 +13,10 @@ import pytest
 import statsmodels.api as sm
 
 from tangograd.glm import engine
-from tangograd.glm.commands import learning
+from tangograd.glm.commands import command, learning
 from tangograd.glm.commands.holdout import Draw
 from tangograd.glm.commands.predicting import Model
+from tangograd.glm.tables.readers import open_table
 from tests.glm.commands.runs import estimates, fit, run, visits
 
 
@@ -632,3 +634,45 @@ class TestInterrupted:
         fitted = Model.load(tmp_path / "m.json").fitted
         assert fitted.rows > 1000
         assert fitted.estimates[1] == pytest.approx(1, abs=0.2)
+
+    def test_a_stream_whose_types_are_not_known_yet(self, tmp_path, monkeypatch):
+        """Ctrl-C before the sample is full: the whole rows that came by then are the data."""
+
+        class Pipe(io.BytesIO):
+            def read1(self, size=-1):
+                return super().read1(min(size, 1000)) or signal.raise_signal(signal.SIGINT)
+
+        text = visits()[["x", "age", "visits"]].to_csv(index=False).encode()[:-7]
+        monkeypatch.setattr(
+            command, "open_table", lambda _, types: open_table(Pipe(text), types=types)
+        )
+        done = run("fit", "-", "--target", "visits", "-o", tmp_path / "m.json", "--no-report")
+        assert done.exit_code == 130, done.output
+        assert "interrupted after 1,999 rows; kept in" in done.stderr.replace("\n", " ")
+        assert Model.load(tmp_path / "m.json").fitted.rows > 1700
+
+
+def test_a_column_called_intercept_is_refused(tmp_path):
+    frame = visits()[["x", "age", "visits"]].rename(columns={"x": "intercept"})
+    frame.to_csv(tmp_path / "a.csv", index=False)
+    arguments = ("fit", tmp_path / "a.csv", "--target", "visits", "-o", tmp_path / "m.json")
+    for more in ((), ("--no-intercept",)):
+        done = run(*arguments, *more)
+        assert done.exit_code == 1
+        assert "a column is called 'intercept'" in done.stderr
+    assert run(*arguments, "--exclude", "intercept").exit_code == 0
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device of Linux")
+def test_a_full_disk_behind_standard_output(csv):
+    command = [sys.executable, "-c", "from tangograd.cli import main; main()"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [*command, "fit", csv, "--target", "visits", "--quiet"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert done.returncode == 1
+    assert "cannot write to standard output: No space left" in done.stderr
+    assert "Traceback" not in done.stderr

@@ -27,6 +27,7 @@ from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import family
 from tangograd.glm.fitted import Fitted
+from tangograd.glm.loaded import INTERCEPT
 from tangograd.glm.reports.summary import Summary
 from tangograd.glm.reports.wording import plural
 from tangograd.glm.tables.readers import Batch, Table, open_table
@@ -113,6 +114,8 @@ class _Fit:
             interrupt=self.interrupt,
         )
         learner.first_pass(head, rest)
+        if self.table.interrupted:
+            self.interrupt.press()
         settle(self.design, self.table)
         self._further_passes(learner)
         fitted = self._fitted(learner)
@@ -301,7 +304,7 @@ def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[objec
         formula = f"{formula or '.'} - 1"
     target = options.target
     features = {name: values for name, values in levels.items() if name != target}
-    return plan(
+    design = plan(
         table.schema,
         target=target,
         formula=formula,
@@ -312,6 +315,12 @@ def _plan(options: FitOptions, table: Table, levels: Mapping[str, Sequence[objec
         na=cast(Policy | None, options.na),
         levels=features,
     )
+    if INTERCEPT in design.names:
+        raise DataError(
+            f"a column is called {INTERCEPT!r}, which is the constant's name: rename it, or leave "
+            f"it out (--exclude {INTERCEPT})"
+        )
+    return design
 
 
 def _values(batches: Sequence[Batch], column: str) -> list[Any]:

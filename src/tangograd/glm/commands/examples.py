@@ -53,6 +53,7 @@ class _Part:
 
     name: str
     data: pa.Table
+    interrupted: bool = False
 
     @property
     def size(self) -> int:

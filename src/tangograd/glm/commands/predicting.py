@@ -17,9 +17,9 @@ from tangograd.glm.designs.design import Design, Rows
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, family, multinomial
 from tangograd.glm.fitted import Array, Fitted
+from tangograd.glm.loaded import has_intercept
 from tangograd.glm.saved import fitted_from_dict, load
 
-INTERCEPT = "intercept"
 TINY = 1e-300
 
 
@@ -41,7 +41,7 @@ def predictors(fitted: Fitted, X: Any, offset: Array | None = None) -> Array:
     """``η = X θᵀ + offset``, shape (n, outputs), for X of shape (n, columns), dense or CSR."""
     theta = fitted.estimates.reshape(len(fitted.outcomes), -1)
     base: Array | float = 0.0
-    if INTERCEPT in fitted.names:
+    if has_intercept(fitted):
         base, theta = theta[:, 0], theta[:, 1:]
     eta = np.asarray(X @ theta.T, dtype=np.float64) + base
     return eta if offset is None else eta + offset[:, None]
@@ -89,7 +89,7 @@ def intervals(fitted: Fitted, X: Any, eta: Array, level: float) -> tuple[Array, 
 def _predictor_covariances(fitted: Fitted, X: Any) -> Array:
     """Of the rows' η, shape (n, outputs, outputs)."""
     x: Array = X if isinstance(X, np.ndarray) else X.toarray()
-    if INTERCEPT in fitted.names:
+    if has_intercept(fitted):
         x = np.c_[np.ones(len(x)), x]
     outputs, size = len(fitted.outcomes), len(fitted.names)
     V = np.nan_to_num(np.asarray(fitted.covariance)).reshape(outputs, size, outputs, size)
@@ -173,7 +173,7 @@ class Model:
     @property
     def columns(self) -> tuple[str, ...]:
         """The names of the coefficients without the intercept."""
-        return tuple(name for name in self.fitted.names if name != INTERCEPT)
+        return self.fitted.names[1:] if has_intercept(self.fitted) else self.fitted.names
 
     @property
     def reads(self) -> tuple[str, ...]:

@@ -344,8 +344,8 @@ def draw_loss(fitted: Fitted) -> Picture:
         axes.set_ylim(low - 0.1 * (high - low), high + 2 * (high - low))
     axes.set(xlabel="rows", ylabel="mean loss a row")
     caption = (
-        "Minus the log-likelihood a row, averaged over the rows since the previous point: flat "
-        "where the model has learned what it can."
+        "Half the deviance a row (of classes, minus the log-likelihood), averaged over the rows "
+        "since the previous point: flat where the model has learned what it can."
     )
     if cut:
         caption += " The largest losses are beyond the frame."

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
 
 GZIP = b"\x1f\x8b"
+PIECE = 1 << 20
 PARQUET = b"PAR1"
 FOREIGN = {
     b"PK\x03\x04": "an Excel or zip file: save its sheet as CSV",
@@ -44,10 +45,11 @@ class ByteStream:
         self._stream = stream
         self._raw = _Counted(stream)
         self._ahead = b""
+        self.interrupted = False
         if self._raw.first.startswith(GZIP):
             self._text = pa.CompressedInputStream(pa.PythonFile(self._raw, mode="r"), "gzip")
         else:
-            self._text = io.BufferedReader(self._raw)
+            self._text = self._raw
         self._refuse_foreign()
 
     @property
@@ -58,18 +60,27 @@ class ByteStream:
     def read(self, size: int) -> bytes:
         """The next bytes: fewer than ``size`` only at the end.
 
+        Ctrl-C while it waits for more is the end, if there was anything before it; ``interrupted``
+        tells.
+
         Raises:
             DataError: what was compressed is damaged or cut off.
+            KeyboardInterrupt: Ctrl-C before the first byte.
         """
         pieces = [self._ahead[:size]]
         self._ahead = self._ahead[size:]
         left = size - len(pieces[0])
-        while left:
-            piece = self._read(left)
-            if not piece:
-                break
-            pieces.append(piece)
-            left -= len(piece)
+        try:
+            while left and not self.interrupted:
+                piece = self._read(min(left, PIECE))
+                if not piece:
+                    break
+                pieces.append(piece)
+                left -= len(piece)
+        except KeyboardInterrupt:
+            if not any(pieces):
+                raise
+            self.interrupted = True
         return b"".join(pieces)
 
     def unread(self, data: bytes) -> None:
@@ -82,7 +93,7 @@ class ByteStream:
 
     def _read(self, size: int) -> bytes:
         try:
-            data: bytes = self._text.read(size)
+            data: bytes = self._text.read(size) or b""
         except OSError as error:
             if error.errno is not None:  # the disk's, not the decompressor's
                 raise
@@ -104,7 +115,7 @@ class _Counted(io.RawIOBase):
     """A stream whose first bytes are known and whose bytes are counted; left open by its end."""
 
     def __init__(self, stream: BinaryIO) -> None:
-        self._stream = stream
+        self._some = getattr(stream, "read1", stream.read)  # what is there, without waiting for all
         self.first = self._ahead = stream.read(8)
         self.count = 0
 
@@ -113,7 +124,7 @@ class _Counted(io.RawIOBase):
 
     def readinto(self, buffer: WriteableBuffer) -> int:
         view = memoryview(buffer).cast("B")
-        data = self._ahead[: len(view)] or self._stream.read(len(view))
+        data = self._ahead[: len(view)] or self._some(len(view))
         self._ahead = self._ahead[len(view) :]
         view[: len(data)] = data
         self.count += len(data)

@@ -139,7 +139,7 @@ class CsvPart:
                     yield _Block(text, lines, line, stream.bytes_taken)
                     line += lines
                 _check_length(self.name, rest, line)
-            if rest:
+            if rest and not stream.interrupted:
                 layout.check_end(rest, line)
                 yield _Block(rest, count(rest, NEWLINE) + 1, line, stream.bytes_taken)
         finally:
@@ -150,6 +150,8 @@ class CsvPart:
         size = self.sample_bytes
         while True:
             text = self._peek(length + size)[length:]
+            if len(text) < size and self.interrupted:
+                return text[: layout.whole(text, line)]
             if len(text) < size:
                 layout.check_end(text, line)
                 return text
@@ -167,6 +169,11 @@ class CsvPart:
         finally:
             self._leave(stream)
         return data
+
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C ended a stream that is read once."""
+        return self.once and self.open().interrupted
 
     def _leave(self, stream: ByteStream) -> None:
         if not self.once:

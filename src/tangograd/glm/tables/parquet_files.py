@@ -28,10 +28,12 @@ class ParquetPart:
     Attributes:
         path: of the file.
         batch_bytes: how much is decoded at once, about.
+        interrupted: never, here.
     """
 
     path: Path
     batch_bytes: int
+    interrupted: bool = False
 
     @property
     def name(self) -> str:

@@ -62,6 +62,10 @@ class Part(Protocol):
     def names(self) -> tuple[str, ...]:
         """Of its columns."""
 
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C has ended it, before its rows were asked for."""
+
     def types(self) -> dict[str, pa.DataType] | None:
         """Of its columns, as they look; None if it has no rows."""
 
@@ -93,6 +97,11 @@ class Table:
         """Of all files on the disk; None if it is not known."""
         sizes = [part.size for part in self.parts]
         return None if None in sizes else sum(size or 0 for size in sizes)
+
+    @property
+    def interrupted(self) -> bool:
+        """Ctrl-C has ended a stream: what had come by then is the table."""
+        return any(part.interrupted for part in self.parts)
 
     def batches(self, columns: Sequence[str] | None = None) -> Iterator[Batch]:
         """The rows, file after file, in order.
