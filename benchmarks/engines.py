@@ -48,6 +48,8 @@ from torch.profiler import ProfilerActivity, profile
 from tangograd import TANGO, Categorical
 
 RESULTS = FOLDER / "engines.json"
+DOCS = FOLDER.parent.parent / "docs/engines.md"
+TABLE_BEGINS, TABLE_ENDS = "<!-- costs -->", "<!-- end of costs -->"
 ENGINES = ("auto", "dual", "two-pass", "double-backward", "finite-difference", "compiled")
 DEFAULTS = "defaults"
 COMPILED_SGD = "compiled SGD"  # for comparison; only by name
@@ -393,6 +395,30 @@ def missed(rows: list[Row]) -> list[str]:
     ]
 
 
+def markdown(rows: list[Row]) -> str:
+    """The table of the docs: time / peak memory of each model and engine, SGD's being 1."""
+    models = list(dict.fromkeys(row["model"] for row in rows))
+    engines = [name for name in (*ENGINES, DEFAULTS) if any(r["engine"] == name for r in rows)]
+    cells = {
+        (row["model"], row["engine"]): "cannot"
+        if row["error"]
+        else f"{row['ratio']:.2f} / {row['memory_ratio']:.2f}"
+        for row in rows
+    }
+    lines = ["| | " + " | ".join(engines) + " |", "| --- " * (len(engines) + 1) + "|"]
+    for model in models:
+        each = [cells.get((model, engine), "") for engine in engines]
+        lines.append(f"| {model} | " + " | ".join(each) + " |")
+    return "\n".join(lines)
+
+
+def write_docs(rows: list[Row], page: Path) -> None:
+    """Put the table in its place."""
+    before, rest = page.read_text().split(TABLE_BEGINS)
+    _, after = rest.split(TABLE_ENDS)
+    page.write_text(f"{before}{TABLE_BEGINS}\n{markdown(rows)}\n{TABLE_ENDS}{after}")
+
+
 def plot(rows: list[Row], path: Path) -> None:
     """Time and memory of each engine, a group of bars for each model."""
     import matplotlib
@@ -437,6 +463,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--results", type=Path, default=RESULTS, help="the file that keeps them")
     parser.add_argument("--plot", action="store_true", help="only show what was kept")
+    parser.add_argument("--write-docs", action="store_true", help="the table of docs/engines.md")
     options = parser.parse_args()
     facts = machine("torch") | {
         "threads": 1,
@@ -460,6 +487,8 @@ def main() -> None:
     for text in missed(results.rows) or ["every goal is reached"]:
         print(text)
     plot(results.rows, options.results.with_suffix(".png"))
+    if options.write_docs:
+        write_docs(results.rows, DOCS)
     print(f"raw results: {options.results}")
 
 

@@ -97,6 +97,21 @@ def test_the_costs_in_the_readme_are_the_measured_ones():
         assert f"{fixed:.2f} ({rule:.2f}) {words}" in text
 
 
+def test_the_costs_of_engines_in_the_docs_are_the_measured_ones():
+    lines = (ROOT / "docs/engines.md").read_text().splitlines()
+    for row in json.loads((ROOT / "benchmarks/results/engines.json").read_text())["rows"]:
+        head, line = (
+            [cell.strip() for cell in line.split("|")]
+            for line in lines
+            if line.startswith(("| | auto | dual |", f"| {row['model']} |"))
+        )
+        shown = line[head.index(row["engine"])]
+        if row["error"]:
+            assert shown == "cannot"
+        else:
+            assert shown == f"{row['ratio']:.2f} / {row['memory_ratio']:.2f}"
+
+
 def test_the_losses_in_the_readme_are_those_of_its_picture():
     figures = json.loads((ROOT / "docs/images/digits.json").read_text())
     loss = {run["optimizer"]: run["test_loss"][-1] for run in figures["runs"]}
