@@ -147,7 +147,7 @@ def measure(
         samples=_independent_terms(terms[0]) if plan else math.nan,
         for_bound=for_bound,
         observations=[(term.after_step, term.observation) for term in terms],
-        weight=1 / float(terms[0].weights.square().sum()),
+        weight=1 / float(torch.dot(terms[0].weights, terms[0].weights)),
         pulled=pulled,
         replay=replay,
     )

@@ -274,7 +274,7 @@ def has_compiled(model: nn.Module | None) -> bool:
     """Whether parts of a model, or all of it, were given to ``torch.compile`` or scripted."""
     return model is not None and any(
         isinstance(part, torch.jit.ScriptModule)
-        or isinstance(getattr(part, "_orig_mod", None), nn.Module)
+        or "_orig_mod" in part._modules
         or getattr(part, "_compiled_call_impl", None) is not None
         for part in model.modules()
     )

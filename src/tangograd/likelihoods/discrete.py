@@ -69,6 +69,13 @@ class Categorical(Likelihood):
             raise ValueError(f"Categorical needs integer class indices; got {targets.dtype}")
         return targets.long()
 
+    def _plainly_valid(self, outputs: Tensor, targets: Tensor) -> bool:
+        classes = outputs.shape[-1]
+        if 0 <= self.ignore_index < classes or not targets.numel():
+            return False
+        low, high = targets.aminmax()
+        return int(low) >= 0 and int(high) < classes
+
     def _ignored(self, targets: Tensor) -> Tensor:
         return targets == self.ignore_index
 
