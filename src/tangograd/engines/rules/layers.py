@@ -37,7 +37,10 @@ def layer(
         t = None
         if dW is not None:
             t = apply(x, dW, db)
-        if dx is not None:
+        matrices = func is functional.linear and batch is None and W.dim() == 2
+        if matrices and t is not None and dx is not None and t.dtype == dx.dtype == W.dtype:
+            t.addmm_(dx, W.t())  # without autocast, or where it has nothing to do
+        elif dx is not None:
             through = apply(dx, W, db if t is None else None)
             t = through if t is None else t.add_(through)
         elif dW is None and db is not None:
