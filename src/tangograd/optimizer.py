@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
-from torch.optim.sgd import sgd
 from torch.utils.checkpoint import CheckpointError
 
 from tangograd import distributed, guard, preconditioners, refresh
@@ -75,40 +74,9 @@ def tango_update(
         dt_previous: ``δt_{k-1}``, of the last step taken.
         accelerated: move by the whole velocity.
     """
-    if _fits_one_pass(theta, v, preconditioned, gamma, 1 - dt_previous):
-        sgd(  # torch's fused kernel: v = momentum v + (1 - dampening) C_bracket, θ -= lr v
-            theta,
-            preconditioned,
-            v,  # type: ignore[arg-type]
-            has_sparse_grad=False,
-            fused=True,
-            weight_decay=0.0,
-            momentum=1 - dt_previous,
-            lr=1.0 if accelerated else dt,
-            dampening=1 - gamma,
-            nesterov=False,
-            maximize=False,
-        )
-        torch.autograd.graph.increment_version([*theta, *v])  # which it does not do
-        return
     for theta_i, v_i, C_bracket in zip(theta, v, preconditioned, strict=True):
         v_i.mul_(1 - dt_previous).add_(C_bracket, alpha=gamma)
         theta_i.sub_(v_i, alpha=1.0 if accelerated else dt)
-
-
-def _fits_one_pass(
-    theta: list[Tensor], v: list[Tensor], preconditioned: list[Tensor], gamma: float, keep: float
-) -> bool:
-    """Whether the update may be one pass over memory; ``1 - (1 - γ)`` must be γ to rounding."""
-    return (
-        gamma > 1e-8
-        and keep > 0  # torch leaves v alone where there is no momentum
-        and bool(theta)
-        and all(
-            x.dtype == torch.float32 and x.device.type == "cpu" and x.is_contiguous()
-            for x in (*theta, *v, *preconditioned)
-        )
-    )
 
 
 class TANGO(Optimizer):
