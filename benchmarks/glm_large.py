@@ -249,7 +249,7 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
     if not cold:
         watched([*script, "pyarrow"])
     for repeat in range(1 if cold else options.repeats):
-        alone = math.nan
+        alone = pyarrow = math.nan
         for what, command in commands.items():
             if cold:
                 forget(path)
@@ -258,16 +258,20 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
             row["megabytes_a_second"] = size / 1e6 / row["seconds"]
             if what == "tangograd fit":
                 row |= {"options": options.fit_options, "speed_of_reading": alone / row["seconds"]}
+                row["speed_of_pyarrow"] = pyarrow / row["seconds"]
                 row |= accuracy(model, options.seed)
             else:
                 row["seconds_inside"] = json.loads(printed)["seconds"]
             if what == "reading, tangograd's reader":
                 alone = row["seconds"]
+            elif what == "reading, pyarrow's own stream":
+                pyarrow = row["seconds"]
             results.add([row])
             note = ""
             if what == "tangograd fit":
                 note = (
-                    f"  {row['speed_of_reading']:.2f} of the speed of reading (goal: 0.5);"
+                    f"  {row['speed_of_reading']:.2f} of the speed of reading (goal: 0.5),"
+                    f" {row['speed_of_pyarrow']:.2f} of pyarrow's;"
                     f" mean z² {row['mean_z2']:.2f}"
                 )
             print(
@@ -284,6 +288,7 @@ def main() -> None:
     parser.add_argument("--size", type=float, default=5.0, help="of the CSV file, in GB")
     parser.add_argument("--folder", type=Path, help="where to make a temporary folder")
     parser.add_argument("--keep", action="store_true", help="keep the data at the end")
+    parser.add_argument("--data", type=Path, help="the folder of a run with --keep, to use again")
     parser.add_argument("--formats", default="csv,parquet")
     parser.add_argument("--caches", default="warm,cold")
     parser.add_argument("--repeats", type=int, default=3)
@@ -299,18 +304,23 @@ def main() -> None:
     facts = machine("pyarrow", "psutil") | {"seed": options.seed}
     facts["memory_gigabytes"] = round(psutil.virtual_memory().total / 1e9, 1)
     results = Results(options.results, KEY, facts)
-    folder = Path(tempfile.mkdtemp(dir=options.folder, prefix="tangograd-large-"))
+    if options.data:
+        folder = options.data
+    else:
+        folder = Path(tempfile.mkdtemp(dir=options.folder, prefix="tangograd-large-"))
     try:
-        start = time.perf_counter()
-        csv, parquet, rows = write(folder, options.size, options.seed)
-        print(f"{rows} rows written to {folder} in {time.perf_counter() - start:.0f} s", flush=True)
+        if not options.data:
+            write(folder, options.size, options.seed)
+        csv, parquet = folder / "rows.csv", folder / "parquet"
+        rows = sum(pq.read_metadata(part).num_rows for part in files_of(parquet))
+        print(f"{rows} rows in {folder}", flush=True)
         for name, path in (("csv", csv), ("parquet", parquet)):
             for cache in options.caches.split(","):
                 if name in options.formats.split(","):
                     common = {"format": name, "cache": cache, "gigabytes": options.size}
                     measure(path, options, common | {"rows": rows}, results)
     finally:
-        if not options.keep:
+        if not (options.keep or options.data):
             shutil.rmtree(folder)
     print(f"raw results: {options.results}")
 

@@ -94,8 +94,10 @@ class Sums:
             self._add_dense(x, scores[strip], fishers[strip], meat)
 
     def add_single(self, slopes: Array, roots: Array) -> None:
-        """Rows of one output, as ``w s [x - m, 1]`` and ``√(w f) [x - m, 1]``."""
-        self.gradient += slopes.sum(axis=0)
+        """Rows of one output, as ``w s [x - m, 1]`` and ``√(w f) [x - m, 1]``.
+
+        For covariances: of a stream, whose θ moves, the sum of the gradients says nothing.
+        """
         if self.full:
             self.fisher += roots.T @ roots
             self.meat += slopes.T @ slopes

@@ -6,7 +6,7 @@ import ctypes
 
 #: a parameter of glibc's mallopt
 M_MMAP_THRESHOLD = -3
-LARGE = 1 << 20
+LARGE = 1 << 22
 
 
 def return_large_blocks() -> None:
