@@ -192,9 +192,9 @@ CASES = {
 
 
 class Trainee(NamedTuple):
-    """A model in training: the optimizer, and one step of it."""
+    """A model in training: the optimizer, if there is one, and one step of it."""
 
-    optimizer: torch.optim.Optimizer
+    optimizer: torch.optim.Optimizer | None
     step: Callable[[], None]
 
 
@@ -261,7 +261,8 @@ def peak_bytes(trainee: Trainee, number: int | None = None) -> int:
     """
     if number is not None:
         trainee.optimizer.param_groups[0]["steps"] = number
-    trainee.optimizer.zero_grad()
+    if trainee.optimizer is not None:
+        trainee.optimizer.zero_grad()
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True, acc_events=True) as found:
         trainee.step()
     events = found.profiler.kineto_results.events()

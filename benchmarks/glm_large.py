@@ -81,7 +81,7 @@ def chunk(seed: int, number: int) -> pa.RecordBatch:
     return pa.record_batch(columns)
 
 
-def write(folder: Path, gigabytes: float, seed: int) -> tuple[Path, Path, int]:
+def write(folder: Path, gigabytes: float, seed: int) -> None:
     """A CSV file of at least that size, and a folder of Parquet files with the same rows."""
     csv, parquet = folder / "rows.csv", folder / "parquet"
     parquet.mkdir()
@@ -99,7 +99,6 @@ def write(folder: Path, gigabytes: float, seed: int) -> tuple[Path, Path, int]:
             writer.write_batch(batch)
             rows, number = rows + len(batch), number + 1
     writer.close()
-    return csv, parquet, rows
 
 
 class Memory(threading.Thread):
@@ -304,10 +303,7 @@ def main() -> None:
     facts = machine("pyarrow", "psutil") | {"seed": options.seed}
     facts["memory_gigabytes"] = round(psutil.virtual_memory().total / 1e9, 1)
     results = Results(options.results, KEY, facts)
-    if options.data:
-        folder = options.data
-    else:
-        folder = Path(tempfile.mkdtemp(dir=options.folder, prefix="tangograd-large-"))
+    folder = options.data or Path(tempfile.mkdtemp(dir=options.folder, prefix="tangograd-large-"))
     try:
         if not options.data:
             write(folder, options.size, options.seed)
