@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
-from contextlib import closing
+from contextlib import closing, contextmanager
 from itertools import chain
 
 from threadpoolctl import threadpool_limits
@@ -20,6 +21,8 @@ from tangograd.glm.designs.design import Design
 from tangograd.glm.engine import OnePass
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables.tables import Batch, Table
+
+SWITCH = 1e-4
 
 
 class Learner:
@@ -124,6 +127,7 @@ class Learner:
         # BLAS's own threads would fight with those that read, at a cost of ten times its work
         with (
             self.interrupt.caught(pieces.stop),
+            _frequent_switches(),
             threadpool_limits(1, user_api="blas"),
             self.progress.stage(what, total) as stage,
         ):
@@ -135,6 +139,21 @@ class Learner:
         """The mean of half the deviance of the rows seen; ``None`` before the first step."""
         tally = self.engine.tally
         return (tally.loss - tally.saturated) / tally.weight if tally.weight > 0 else None
+
+
+@contextmanager
+def _frequent_switches() -> Iterator[None]:
+    """Let Python's threads take turns every 0.1 ms.
+
+    Kernels and BLAS let go of the interpreter for less than that, and would wait for 5 ms to have
+    it back from the thread that prepares rows.
+    """
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(SWITCH)
+    try:
+        yield
+    finally:
+        sys.setswitchinterval(before)
 
 
 class _InterruptedError(Exception):
