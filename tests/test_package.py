@@ -300,3 +300,19 @@ def test_the_speed_of_one_pass_in_the_readme_is_the_measured_one():
         for features in ("independent", "scaled")
     )
     assert f"takes {one:.1f} times as long as `X @ β` ({other:.1f} with scaled columns)" in text
+
+
+def test_the_memory_and_speed_of_large_tables_in_the_docs_are_the_measured_ones():
+    text = " ".join((ROOT / "docs/glm.md").read_text().split())
+    fits = [row for row in glm_results("large") if row["what"] == "tangograd fit"]
+    assert {row["gigabytes"] for row in fits} == {5.0}
+    assert max(row["peak_rss"] for row in fits) < 600e6
+    for kind, words in (("csv", "takes {:.0f} MB"), ("parquet", "take {:.0f} MB")):
+        peak = max(row["peak_rss"] for row in fits if row["format"] == kind)
+        assert words.format(peak / 1e6) in text
+    for key, words in (
+        ("speed_of_pyarrow", "at {:.2f} to {:.2f} times the speed at which pyarrow's"),
+        ("speed_of_reading", "({:.2f} to {:.2f} times that of the reader here"),
+    ):
+        speeds = sorted(row[key] for row in fits if row["format"] == "csv")
+        assert words.format(speeds[0], speeds[-1]) in text
