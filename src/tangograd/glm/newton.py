@@ -22,8 +22,9 @@ Array = NDArray[np.float64]
 #: a ridge, so that separated or dependent columns have a solution: this share of the information
 #: that the rows have of each coefficient in the model with an intercept alone
 RIDGE = 1e-8
-#: the ridge counts where its part of the loss, or of the information of a coefficient, is larger
-RIDGE_COUNTS = (0.1, 0.01)
+#: the ridge decides where its part of the loss is larger, or that of a coefficient's information
+OF_LOSS = 0.1
+OF_INFORMATION = 0.01
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
 DENSE = 1500
 
@@ -85,9 +86,7 @@ class Objective:
         spread = self.moments(2)
         if not np.isfinite(spread).all():
             raise DataError("there are extreme values in the features: their squares overflow")
-        #: of the model with an intercept alone
-        self.null_fisher = null_weight(family, blocks, outputs) * spread
-        self.ridge = RIDGE * self.null_fisher
+        self.ridge = RIDGE * null_weight(family, blocks, outputs) * spread
         if prior > 0:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide
             self.ridge += 2 * prior * (spread / np.maximum(self.moments(1), 1e-300)) ** 2
@@ -252,10 +251,9 @@ def examined(objective: Objective, found: Solution) -> Solution:
     """
     if objective.alpha > 0:
         return found
-    of_loss, of_information = RIDGE_COUNTS
     pulled = float(np.sum(objective.ridge * found.theta**2))
     classes = objective.family.name in ("binomial", "multinomial")
-    separated = classes and (found.sums.mistakes == 0 or pulled > of_loss * found.loss)
+    separated = classes and (found.sums.mistakes == 0 or pulled > OF_LOSS * found.loss)
     if not found.sums.full or separated:
         return found._replace(separated=separated)
     H, ridge = objective.curvature(found.sums.fisher), np.tile(objective.ridge, objective.outputs)
@@ -264,7 +262,7 @@ def examined(objective: Objective, found: Solution) -> Solution:
     inverse = np.linalg.pinv(H[np.ix_(here, here)] * scale[:, None] * scale, hermitian=True)
     share = np.zeros(len(ridge))
     share[here] = ridge[here] * scale**2 * np.diag(inverse)
-    weak = np.flatnonzero(share > of_information) % objective.size
+    weak = np.flatnonzero(share > OF_INFORMATION) % objective.size
     return found._replace(undetermined=tuple(int(j) for j in np.unique(weak)))
 
 
