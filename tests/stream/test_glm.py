@@ -505,7 +505,7 @@ def test_a_sparse_row_costs_its_non_zeros(monkeypatch, centred):
 
         return call
 
-    for name in ("fold", "_centre"):  # between renewals of C, and at both ends
+    for name in ("fold", "centre"):  # between renewals of C, and at both ends
         monkeypatch.setattr(glm_sparse, name, uncounted(getattr(glm_sparse, name)))
     uses = []
     for extra in (0, 1000):

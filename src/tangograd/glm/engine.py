@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.coded import Coded
 from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
@@ -170,6 +171,8 @@ class OnePass:
         """Take in the pending rows as a block."""
         block = together(self.pending, self._room())
         self.pending, self.waiting = [], 0
+        if not self.streaming or self.at.W is not None or self.family.code == kernel.MULTINOMIAL:
+            block = block.plain()  # only the stream of one output has a kernel for levels
         self.watch.see(block)
         if self.streaming:
             self._stream(block)
@@ -454,7 +457,7 @@ class OnePass:
 
 def _block_rows(rows: Rows) -> int:
     """A power of two, by the width of the first rows alone."""
-    if is_sparse(rows.X):
+    if is_sparse(rows.X) or (isinstance(rows.X, Coded) and rows.X.sparse):
         return BLOCK_ROWS
     fit = max(BLOCK_BYTES // (8 * max(rows.X.shape[1], 1)), 16)
     return int(min(BLOCK_ROWS, 2 ** int(math.log2(fit))))

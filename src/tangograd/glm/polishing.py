@@ -113,7 +113,7 @@ def _even(parts: Iterable[Rows], size: int) -> Iterable[Rows]:
     for part in parts:
         if len(part) and not part.w.all():
             part = part.take(np.flatnonzero(part.w))
-        for block in blocks(part, size, size - waiting):
+        for block in blocks(part.plain(), size, size - waiting):
             held.append(block)
             waiting += len(block)
             if waiting == size:

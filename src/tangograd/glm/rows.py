@@ -1,4 +1,4 @@
-"""Rows of a table in memory: a dense or sparse matrix, responses, weights and offsets."""
+"""Rows of a table in memory: a matrix, responses, weights and offsets."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ import numpy as np
 import scipy.sparse as sp
 from numpy.typing import NDArray
 
+from tangograd.glm.coded import Coded, joined
+
 Array = NDArray[np.float64]
-#: a C-contiguous array of float64 or float32, or a CSR matrix; both shape (n, d)
+#: a C-contiguous array of float64 or float32, a CSR matrix, or numbers and levels (``Coded``, on
+#: the way to a stream); all of shape (n, d)
 Matrix = Any
 
 
@@ -21,6 +24,8 @@ def is_sparse(X: Matrix) -> bool:
 
 def extremes(X: Matrix) -> tuple[Array, Array]:
     """The least and the largest value of each column."""
+    if isinstance(X, Coded):
+        X = X.plain()
     low, high = X.min(axis=0), X.max(axis=0)
     if is_sparse(X):
         low, high = low.toarray().ravel(), high.toarray().ravel()
@@ -59,6 +64,12 @@ class Rows(NamedTuple):
         if self.order is None:
             return self
         return Rows(self.X[self.order], self.y, self.w, self.offset)
+
+    def plain(self) -> Rows:
+        """The same with a dense or a CSR matrix."""
+        if not isinstance(self.X, Coded):
+            return self
+        return Rows(self.X.plain(), self.y, self.w, self.offset, self.order)
 
     def canonical(self) -> Rows:
         """The same, if sparse with each element stored once: the kernels square them one by one."""
@@ -104,7 +115,9 @@ def together(parts: Sequence[Rows], room: Array | None = None) -> Rows:
     """
     if len(parts) == 1:
         return parts[0]
-    parts = [part.solid() for part in parts]
+    if all(isinstance(part.X, Coded) for part in parts):
+        return Rows(joined([part.X for part in parts]), *_rest(parts))
+    parts = [part.plain().solid() for part in parts]
     width = max(part.X.shape[1] for part in parts)
     matrices = [_widened(part.X, width) for part in parts]
     if all(is_sparse(X) for X in matrices):
@@ -116,8 +129,13 @@ def together(parts: Sequence[Rows], room: Array | None = None) -> Rows:
         )
         rows = sum(len(X) for X in matrices)
         X = np.concatenate(matrices, out=room[:rows] if room is not None and fits else None)
+    return Rows(X, *_rest(parts))
+
+
+def _rest(parts: Sequence[Rows]) -> tuple[Array, Array, Array]:
+    """Their y, w and offset."""
     y, w, offset = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
-    return Rows(X, y, w, offset)
+    return y, w, offset
 
 
 def _widened(X: Matrix, width: int) -> Matrix:

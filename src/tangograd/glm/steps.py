@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
+from tangograd.glm.coded import Coded
 from tangograd.glm.rows import Rows, blocks, is_sparse
 from tangograd.stream import glm as kernel
+from tangograd.stream.glm_coded import coded_rows
 from tangograd.stream.glm_sparse import sparse_rows
 
 if TYPE_CHECKING:
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 def step(model: OnePass, block: Rows) -> None:
     """Learn from a block by the compiled kernel that suits it, and add up its sums."""
+    if isinstance(block.X, Coded):
+        _coded(model, block)
+        return
     if is_sparse(block.X) or model.family.code == kernel.MULTINOMIAL:
         _several(model, block)
         return
@@ -45,6 +50,35 @@ def _several(model: OnePass, block: Rows) -> None:
         cast(Any, kernel).dense_rows(*family, X, *rest)
     if model.sums is not None:
         model.sums.add(block.solid(), model.at.rest, scores, fishers, model.intercept)
+
+
+def _coded(model: OnePass, block: Rows) -> None:
+    """The same for rows of numbers and levels."""
+    X, sums = block.X, model.sums
+    scores, fishers = (np.empty(0 if sums is None else len(block)) for _ in range(2))
+    dense = np.r_[X.places, model.columns]
+    levels = np.delete(np.arange(model.columns), X.places)
+    cast(Any, coded_rows)(
+        model.family.code,
+        model.family.parameter,
+        X.numbers,
+        X.codes,
+        dense,
+        levels,
+        block.y,
+        block.w,
+        block.offset,
+        model.at.m,
+        *(part[0] for part in (model.theta, model.v, model.C, model.S)),
+        model.scalars,
+        model.alpha,
+        model.sampled,
+        model.rng,
+        scores,
+        fishers,
+    )
+    if sums is not None:
+        sums.add_coded(X, model.at.m, scores, fishers, model.intercept)
 
 
 def _arguments(model: OnePass, block: Rows) -> tuple[Any, ...]:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.coded import Coded
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
+from tangograd.stream.glm_coded import coded_products
 
 Array = NDArray[np.float64]
 
@@ -104,6 +107,48 @@ class Sums:
         else:
             self.fisher += (roots * roots).sum(axis=0)
             self.meat += (slopes * slopes).sum(axis=0)
+
+    def add_coded(self, X: Coded, m: Array, scores: Array, fishers: Array, intercept: bool) -> None:
+        """Rows of one output with numbers and levels; for covariances, as the above."""
+        if not self.full:
+            for total, weights in ((self.fisher, fishers), (self.meat, scores**2)):
+                total += _coded_squares(X, m, weights, intercept)
+            return
+        p, d = X.numbers.shape[1], self.size - 1
+        levels = np.delete(np.arange(d), X.places)
+        level_of = np.full(d, -1)
+        level_of[levels] = np.arange(len(levels))
+        numbers = np.zeros((2, p + 1, p + 1))
+        cross = np.zeros((len(levels), 2, p + 1))
+        pairs = np.zeros((len(levels), 2, len(levels)))
+        strip = max(STRIP_ROWS, STRIP_BYTES // (16 * (p + 1)))
+        slopes, roots = (np.empty((min(strip, len(scores)), p + 1)) for _ in range(2))
+        for start in range(0, len(scores), strip):
+            here = slice(start, start + strip)
+            n = len(scores[here])
+            cast(Any, coded_products)(
+                X.numbers[here],
+                X.codes[here],
+                level_of,
+                m[X.places],
+                scores[here],
+                fishers[here],
+                slopes[:n],
+                roots[:n],
+                cross,
+                pairs,
+            )
+            numbers[0] += roots[:n].T @ roots[:n]
+            numbers[1] += slopes[:n].T @ slopes[:n]
+        at = np.r_[X.places, d]
+        for i, total in enumerate((self.fisher, self.meat)):
+            own = _centred_levels(numbers[i], cross[:, i], pairs[:, i], m[levels])
+            if not intercept:
+                numbers[i, -1], numbers[i, :, -1], own[0][:, -1] = 0.0, 0.0, 0.0
+            total[np.ix_(at, at)] += numbers[i]
+            total[np.ix_(levels, at)] += own[0]
+            total[np.ix_(at, levels)] += own[0].T
+            total[np.ix_(levels, levels)] += own[1]
 
     @property
     def strip(self) -> int:
@@ -217,6 +262,34 @@ def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Arra
         result = (X - centre) ** 2 @ own
     rest = weights[d:-1] @ m[d:] ** 2 + (weights[-1] if intercept else 0.0)
     return np.asarray(np.maximum(result, 0.0) + rest)
+
+
+def _coded_squares(X: Coded, m: Array, weights: Array, intercept: bool) -> Array:
+    """``Σ w [x - m, 1]²``, elementwise."""
+    total = float(weights.sum())
+    codes = X.codes + 1  # 0 for none
+    seen = np.zeros(len(m) + 1)
+    for column in codes.T:
+        seen += np.bincount(column, weights, minlength=len(seen))
+    result = np.empty(len(m) + 1)
+    result[:-1] = seen[1:] * (1 - 2 * m) + total * m**2
+    result[X.places] = weights @ (X.numbers - m[X.places]) ** 2
+    result[-1] = total if intercept else 0.0
+    return result
+
+
+def _centred_levels(numbers: Array, cross: Array, pairs: Array, m: Array) -> tuple[Array, Array]:
+    """``Σ a (e - m) zᵀ`` and ``Σ a (e - m)(e - m)ᵀ`` of levels e and ``z = [numbers, 1]``.
+
+    From ``Σ a z zᵀ``, ``Σ a e zᵀ`` and ``Σ a e eᵀ`` off the diagonal, each pair there in one of its
+    two places.
+    """
+    seen = cross[:, -1]
+    together = pairs + pairs.T
+    together[np.diag_indices(len(m))] = seen
+    along = np.outer(m, seen)
+    together += numbers[-1, -1] * np.outer(m, m) - along - along.T
+    return cross - np.outer(m, numbers[-1]), together
 
 
 def _with_data(X: Matrix, data: Array) -> Matrix:

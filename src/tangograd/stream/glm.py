@@ -68,11 +68,11 @@ STRIDE = 0.05
 #: others are too close to be taken several at once, and would add them up in another order
 APART = 64
 #: sums may be reordered, NaN and infinity stay what they are
-_SUMS = {"contract", "reassoc", "nsz", "arcp"}
+SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
 
 @njit(cache=True, error_model="numpy")
-def _pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-untyped-def]
+def pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-untyped-def]
     """The square of a pseudo-sample's score, an unbiased estimate of f."""
     dispersion = 1.0
     if family in (GAUSSIAN, GAMMA_FAMILY, TWEEDIE) and scalars[PEARSON] > 0:
@@ -111,7 +111,7 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
         H[0, 0] = f
         pearson = s[0] * s[0] / f if family in FREE and f > 0 else 0.0
         if sampled:
-            f = _pseudo_fisher(family, parameter, eta[0], scalars, rng)
+            f = pseudo_fisher(family, parameter, eta[0], scalars, rng)
         a[0] = w * (s[0] - f * t[0])
         fq = w * f * q[0]
         moved = 0.0 if family == GAUSSIAN else abs(a[0]) * q[0]
@@ -210,7 +210,7 @@ def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-de
     _schedule_penalty(scalars)
 
 
-@njit(cache=True, error_model="numpy", fastmath=_SUMS, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
 def single_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,
@@ -255,7 +255,7 @@ def single_rows(  # type: ignore[no-untyped-def]
             q += C[j] * x_j * x_j
         loss, s, f = point(family, parameter, eta, y[n])
         weight = w[n]
-        f_hat = _pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
+        f_hat = pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
         a = weight * (s - f_hat * keep * t)
         fq = weight * f_hat * q
         pearson = s * s / f if free and f > 0 else 0.0
@@ -284,7 +284,7 @@ def single_rows(  # type: ignore[no-untyped-def]
             renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
 
 
-@njit(cache=True, error_model="numpy", fastmath=_SUMS, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
 def dense_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,

@@ -55,7 +55,8 @@ def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untype
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
-def _centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
+def centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
+    """Fill C m and mᵀ C m of each output."""
     for i in range(len(C)):
         mCm[i] = 0.0
         for j in range(len(m)):
@@ -99,7 +100,7 @@ def sparse_rows(  # type: ignore[no-untyped-def]
     Cm, mCm = np.empty((outputs, d)), np.empty(outputs)
     centred, f_sum = np.zeros((outputs, 4)), np.zeros(outputs)
     keeping = len(scores) > 0
-    _centre(C, m, Cm, mCm)
+    centre(C, m, Cm, mCm)
     scalars[SCALE], scalars[LAG] = 1.0, 0.0
     fold(theta, v, S, Cm, centred, f_sum, m, scalars)
     for n in range(len(order)):
@@ -155,5 +156,5 @@ def sparse_rows(  # type: ignore[no-untyped-def]
         if k >= scalars[RENEWAL]:
             fold(theta, v, S, Cm, centred, f_sum, m, scalars)
             renew(scalars, S, C, alpha)
-            _centre(C, m, Cm, mCm)
+            centre(C, m, Cm, mCm)
     fold(theta, v, S, Cm, centred, f_sum, m, scalars)

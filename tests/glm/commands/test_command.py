@@ -2,6 +2,7 @@
 
 import io
 import json
+import math
 import os
 import signal
 import subprocess
@@ -16,6 +17,7 @@ from tangograd.glm import engine
 from tangograd.glm.commands import command, learning
 from tangograd.glm.commands.holdout import Draw
 from tangograd.glm.commands.predicting import Model
+from tangograd.glm.designs.design import Design
 from tangograd.glm.tables.readers import open_table
 from tests.glm.commands.runs import estimates, fit, run, visits
 
@@ -175,6 +177,26 @@ def test_the_way_rows_come_does_not_matter(tmp_path, stream, monkeypatch):
         assert other["summary"]["coefficients"] == kept[0]["summary"]["coefficients"]
         assert other["held_out"] == kept[0]["held_out"]
         assert other["rows"] == kept[0]["rows"]
+
+
+def test_the_way_rows_with_levels_come_does_not_matter(tmp_path, stream, monkeypatch):
+    """Nor whether numbers and levels are kept apart."""
+    monkeypatch.setattr(engine, "BLOCK_ROWS", 256)
+    frame = visits(4000)[["x", "region", "age", "happy", "visits"]]
+    kept = [fit(path, "--target", "visits") for path in _ways(frame, tmp_path)]
+    monkeypatch.setattr("tangograd.glm.commands.command.open_table", _in_small_blocks)
+    kept.append(fit(tmp_path / "data.csv", "--target", "visits"))
+    assert kept[0]["summary"]["progressive"]
+    for other in kept[1:]:
+        assert other["summary"]["coefficients"] == kept[0]["summary"]["coefficients"]
+        assert other["held_out"] == kept[0]["held_out"]
+    matrix = Design._matrix
+    monkeypatch.setattr(Design, "_matrix", lambda self, *given: matrix(self, *given[:2], None))
+    whole = fit(tmp_path / "data.csv", "--target", "visits")["summary"]["coefficients"]
+    assert whole != kept[0]["summary"]["coefficients"]
+    for one, other in zip(whole, kept[0]["summary"]["coefficients"], strict=True):
+        assert math.isclose(one["estimate"], other["estimate"], rel_tol=1e-9)
+        assert math.isclose(one["standard_error"], other["standard_error"], rel_tol=1e-9)
 
 
 def _ways(frame, folder):

@@ -43,11 +43,11 @@ def test_the_beginning_is_enough_where_levels_are_frequent(tmp_path, monkeypatch
 
     monkeypatch.setattr(Levels, "_surveyed", surveyed)
     begun = fit(tmp_path / "a.csv", "--target", "visits")
-    complete = fit(tmp_path / "a.parquet", "--target", "visits")
+    columnar = fit(tmp_path / "a.parquet", "--target", "visits")
     monkeypatch.setattr(levels, "FREQUENT", 10_000)
     again = fit(tmp_path / "a.csv", "--target", "visits")
-    assert read == [20_000, None, 20_000, None]
-    for other in (complete, again):
+    assert read == [20_000, 20_000, 20_000, None]
+    for other in (columnar, again):
         assert other["summary"] == begun["summary"]
         assert other["notes"] == begun["notes"]
     assert "region: 3 levels, baseline 'east' (first in sorted order)" in begun["notes"]

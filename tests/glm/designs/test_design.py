@@ -10,9 +10,11 @@ import scipy.sparse as sp
 import statsmodels.formula.api as smf
 from formulaic import model_matrix
 
+from tangograd.glm.coded import Coded
 from tangograd.glm.designs.columns import class_codes
 from tangograd.glm.designs.design import plan
 from tangograd.glm.errors import DataError
+from tangograd.glm.pool import Pool
 from tests.glm.designs.design_tables import FORMULAS, array, batch, split, table, together, where
 
 
@@ -306,3 +308,30 @@ def test_open_designs_sort_the_indices_of_csr():
         X = design.rows(part, where=where).X
     assert isinstance(X, sp.csr_array)
     assert X.has_canonical_format
+
+
+@pytest.mark.parametrize("na", ["drop", "indicator"])
+@pytest.mark.parametrize("formula", [None, *FORMULAS])
+def test_numbers_and_levels_apart_are_the_same_matrix(formula, na):
+    """Where there are no products of both, and levels at all."""
+    records = table(missing=0.1)
+    excluded = () if formula else ("w", "e")
+    target = None if formula else "y"
+    options = {"target": target, "formula": formula, "exclude": excluded, "na": na}
+    design = plan(records.schema, **options, scan=[records])
+    growing = plan(records.schema, **options)
+    expected = design.rows(records, where=where)
+    found = design.rows(records, where=where, pool=Pool())
+    products = any(block.term.numbers and block.term.categories for block in design.layout.blocks)
+    assert isinstance(found.X, Coded) is (bool(design.categories) and not products)
+    if isinstance(found.X, Coded):
+        assert design.entries == len(design.layout.blocks)
+        assert found.X.numbers.shape[1] + found.X.codes.shape[1] >= design.entries
+        np.testing.assert_array_equal(found.X.plain(), array(expected.X))
+    np.testing.assert_array_equal(found.kept, expected.kept)
+    parts = [growing.rows(part, where=where, pool=Pool()).X for part in split(records, [20, 40])]
+    fresh, _, _ = together(plan(records.schema, **options), split(records, [20, 40]))
+    parts = [part.plain() if isinstance(part, Coded) else array(part) for part in parts]
+    width = len(growing.names)
+    both = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
+    np.testing.assert_array_equal(np.concatenate(both), fresh)

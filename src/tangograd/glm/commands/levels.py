@@ -17,10 +17,9 @@ from tangograd.glm.designs.labels import MISSING, label
 from tangograd.glm.designs.layout import shown
 from tangograd.glm.errors import DataError
 from tangograd.glm.reports.wording import plural
-from tangograd.glm.tables.csv_files import CsvPart
 from tangograd.glm.tables.tables import Table
 
-#: of larger CSV files the levels of the beginning are enough, if all of them are frequent
+#: of larger tables the levels of the beginning are enough, if all of them are frequent
 LARGE_BYTES = 1 << 28
 BEGINNING_BYTES = 1 << 26
 FREQUENT = 50
@@ -31,8 +30,8 @@ ODD = 10
 class Levels:
     """Finds the levels of a table, of the rows that are learned from alone.
 
-    Of a large CSV file, whose columns cost nearly as much to read alone as together, they are those
-    of its beginning, if each is frequent there; others are opened as they come.
+    Of a large table they are those of its beginning, if each is frequent there; others are opened
+    as they come.
 
     Args:
         table: that can be read more than once.
@@ -66,8 +65,7 @@ class Levels:
 
     @property
     def _large(self) -> bool:
-        text = all(isinstance(part, CsvPart) for part in self.table.parts)
-        return text and (self.table.total_bytes or 0) > LARGE_BYTES
+        return (self.table.total_bytes or 0) > LARGE_BYTES
 
     def _surveyed(self, design: Design, most: int | None) -> Design:
         total = self.table.total_bytes if most is None else most

@@ -17,10 +17,11 @@ from tangograd.glm.designs import design as designs
 from tangograd.glm.designs.design import Design
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
+from tangograd.glm.pool import Pool
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables.tables import Batch, at
 
-PIECE_BYTES = 1 << 23
+PIECE_BYTES = 1 << 22
 #: rows held out are so few in a piece that it pays to wait for more of them
 HELD_ROWS = 2048
 #: but not for long: a CSV file's may keep its text, for their lines in it
@@ -95,11 +96,12 @@ class Preparation:
         self.design, self.target, self.share = design, target, share
         self.reservoir = reservoir
         self.draw = Draw(seed)
+        self.pool = Pool()
         self._waiting: list[tuple[_Part, Array]] = []
 
     def __call__(self, batch: Batch) -> Iterator[Piece]:
         """The pieces of a batch, none of them large."""
-        most = max(1024, PIECE_BYTES // (8 * (len(self.design.names) + 1)))
+        most = max(1024, PIECE_BYTES // (8 * (self.design.entries + 1)))
         for start in range(0, batch.records.num_rows, most):
             # the place alone: rows held out, which wait for others, are not to keep the batch
             place = partial(_place, batch.file, batch.place, start)
@@ -129,7 +131,7 @@ class Preparation:
             draws = self.draw.next(counts.read)
             learned = part.chosen(draws >= self.share)
             counts.held = counts.read - learned.records.num_rows
-        rows = self.design.rows(learned.records, where=learned.place)
+        rows = self.design.rows(learned.records, where=learned.place, pool=self.pool)
         counts.dropped.update(rows.dropped)
         numbers = self._numbers(rows, learned)
         if self.share and self.reservoir is not None:

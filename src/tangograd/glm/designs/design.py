@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tangograd.glm.coded import Coded
 from tangograd.glm.designs.blueprint import Blueprint, Policy, blueprint
 from tangograd.glm.designs.columns import ARROW, finite
 from tangograd.glm.designs.labels import MISSING, label
@@ -22,6 +23,7 @@ from tangograd.glm.designs.matrix import csr, dense
 from tangograd.glm.designs.reading import Reading, Unseen
 from tangograd.glm.designs.survey import survey, to_survey
 from tangograd.glm.errors import DataError
+from tangograd.glm.pool import Pool
 
 Array = NDArray[np.float64]
 
@@ -31,7 +33,8 @@ class Rows:
     """Rows of a design matrix and what belongs to them.
 
     Attributes:
-        X: shape (rows kept, columns); a C-contiguous float64 array or a SciPy CSR array.
+        X: shape (rows kept, columns); a C-contiguous float64 array, a SciPy CSR array, or numbers
+            and levels apart, where these were asked for.
         y: the target: float64, bool, or an object array of texts; ``None`` if it was not read.
         weights: ``None`` if there are none.
         offset: the offset column plus the logarithm of the exposure; ``None`` without both.
@@ -86,6 +89,12 @@ class Design:
     def names(self) -> tuple[str, ...]:
         """Of the coefficients, without the intercept."""
         return tuple(self.layout.names)
+
+    @property
+    def entries(self) -> int:
+        """The numbers that a row is made of, as it is kept: levels count once where they can."""
+        whole = any(block.term.numbers and block.term.categories for block in self.layout.blocks)
+        return len(self.names) if whole and not self.layout.sparse else len(self.layout.blocks)
 
     @property
     def intercept(self) -> bool:
@@ -177,6 +186,7 @@ class Design:
         training: bool = True,
         target: bool | None = None,
         unseen: Unseen = "missing",
+        pool: Pool | None = None,
     ) -> Rows:
         """The rows of a batch that can be used.
 
@@ -195,6 +205,8 @@ class Design:
                 for a test need them without training.
             unseen: without training, rows with unknown levels are left out (``"missing"``),
                 get the ``"baseline"`` or are an ``"error"``, as are then missing values.
+            pool: keep numbers and levels apart (:class:`~tangograd.glm.coded.Coded`), the numbers
+                in memory of this pool, unless there are products of both.
 
         Raises:
             DataError: for the first row in which something is wrong.
@@ -226,7 +238,7 @@ class Design:
         if training and not reading.gone.all():
             self._look_for_baselines(reading)
         return Rows(
-            X=self._matrix(reading, products),
+            X=self._matrix(reading, products, pool),
             y=None if y is None else reading.of_kept(y),
             weights=None if weights is None else reading.of_kept(weights),
             offset=None if offset is None else reading.of_kept(offset),
@@ -240,7 +252,9 @@ class Design:
             if not category.seen:
                 category.seen = category.baseline in reading.levels[name].labels
 
-    def _matrix(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Any:
+    def _matrix(
+        self, reading: Reading, products: Sequence[NDArray[Any] | None], pool: Pool | None
+    ) -> Any:
         whole: list[tuple[int, NDArray[Any]]] = []
         coded: list[tuple[NDArray[np.int64], NDArray[Any] | None]] = []
         codes = {name: reading.codes(name) for name in self.categories}
@@ -255,8 +269,11 @@ class Design:
             if missing is not None:
                 coded.append((np.where(reading.of_kept(missing), column, -1), None))
         sparse = self.layout.sparse if self.sparse is None else self.sparse
+        rows, width = len(reading.kept), len(self.layout.names)
+        if pool is not None and self.categories and all(values is None for _, values in coded):
+            return Coded.of(rows, width, whole, [columns for columns, _ in coded], sparse, pool)
         build = csr if sparse else dense
-        return build(len(reading.kept), len(self.layout.names), whole, coded)
+        return build(rows, width, whole, coded)
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON, from which ``from_dict`` makes a design that does the same."""

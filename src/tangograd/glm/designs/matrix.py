@@ -32,7 +32,7 @@ def dense(
            [6., 0., 0.]])
     """
     X = np.zeros((rows, width)) if len(whole) < width else np.empty((rows, width))
-    _fill(X, whole)
+    fill(X, whole)
     for columns, values in coded:
         at = np.flatnonzero(columns >= 0)
         X[at, columns[at]] = 1.0 if values is None else values[at]
@@ -59,7 +59,7 @@ def csr(
     indices = np.empty((rows, len(entries)), dtype=np.int32)
     for slot, (_, columns, _) in enumerate(entries):
         indices[:, slot] = columns
-    _fill(
+    fill(
         data,
         [(slot, values) for slot, (_, _, values) in enumerate(entries) if values is not None],
     )
@@ -71,7 +71,8 @@ def csr(
     return X
 
 
-def _fill(X: Array, whole: Sequence[tuple[int, NDArray[Any]]]) -> None:
+def fill(X: Array, whole: Sequence[tuple[int, NDArray[Any]]]) -> None:
+    """Write columns of a C-contiguous matrix."""
     for start in range(0, len(X), STRIP):
         strip = X[start : start + STRIP]
         for column, values in whole:

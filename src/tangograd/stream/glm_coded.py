@@ -1,0 +1,292 @@
+"""The recursion of :mod:`tangograd.stream.glm` over rows of numbers and of levels of categories.
+
+Such a row has p numbers and, of each category, one column that is 1 (none at the baseline). Its
+numbers and the intercept are as in dense rows. Its levels are as in sparse rows
+(:mod:`tangograd.stream.glm_sparse`): ``v = s u`` and ``θ = φ - b u``, and a row touches only the u
+and φ of its own levels. There is one output.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numba import njit
+
+from tangograd.stream.families import GAUSSIAN, point
+from tangograd.stream.glm import (
+    APART,
+    DT,
+    FREE,
+    LAG,
+    PENALTY,
+    RENEWAL,
+    ROWS,
+    SCALE,
+    SUMS,
+    penalise,
+    pseudo_fisher,
+    rate,
+    renew,
+)
+from tangograd.stream.glm_sparse import centre, fold
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def coded_rows(  # type: ignore[no-untyped-def]
+    family,
+    parameter,
+    numbers,
+    codes,
+    dense,
+    levels,
+    y,
+    w,
+    offset,
+    m,
+    theta,
+    v,
+    C,
+    S,
+    scalars,
+    alpha,
+    sampled,
+    rng,
+    scores,
+    fishers,
+):
+    """``dense_rows`` of one output, at a cost of a row's numbers and of its levels.
+
+    Args:
+        family: its number.
+        parameter: the family's.
+        numbers: shape (n, p).
+        codes: of the levels: columns that are 1, -1 for none; shape (n, categories).
+        dense: the columns of the numbers, and that of the intercept.
+        levels: all other columns.
+        y: responses.
+        w: weights.
+        offset: added to every η.
+        m: what the columns are centred at.
+        theta: θ, shape (d + 1,), the intercept last.
+        v: the velocity.
+        C: the diagonal of C.
+        S: the sum of the rows' Fisher diagonals.
+        scalars: the rest of the state.
+        alpha: the penalty.
+        sampled: F̂ from pseudo-samples.
+        rng: draws them.
+        scores: gets w s of each row, shape (n,), unless empty.
+        fishers: gets w f of each row, unless empty.
+    """
+    level_of = np.full(len(theta), -1)
+    for own in range(len(levels)):
+        level_of[levels[own]] = own
+    done = 0
+    while done < len(y):
+        done = _stretch(
+            family,
+            parameter,
+            numbers,
+            codes,
+            dense,
+            levels,
+            level_of,
+            y,
+            w,
+            offset,
+            m,
+            theta,
+            v,
+            C,
+            S,
+            scalars,
+            alpha,
+            sampled,
+            rng,
+            scores,
+            fishers,
+            done,
+        )
+        if alpha > 0 and scalars[ROWS] >= scalars[PENALTY]:
+            penalise(
+                scalars, theta.reshape(1, -1), v.reshape(1, -1), C.reshape(1, -1), alpha, family
+            )
+        if scalars[ROWS] >= scalars[RENEWAL]:
+            renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _taken(whole, places, more):  # type: ignore[no-untyped-def]
+    """A copy of some elements with ``more`` zeros after them, far from others in memory."""
+    size = len(places) + more
+    part = np.zeros(size + 2 * APART)[APART : APART + size]
+    for i in range(len(places)):
+        part[i] = whole[places[i]]
+    return part
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _put(part, places, whole):  # type: ignore[no-untyped-def]
+    for i in range(len(places)):
+        whole[places[i]] = part[i]
+
+
+@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
+def _stretch(  # type: ignore[no-untyped-def]
+    family,
+    parameter,
+    numbers,
+    codes,
+    dense,
+    levels,
+    level_of,
+    y,
+    w,
+    offset,
+    m,
+    theta,
+    v,
+    C,
+    S,
+    scalars,
+    alpha,
+    sampled,
+    rng,
+    scores,
+    fishers,
+    first,
+):
+    """The rows from the first on, up to the next renewal or penalty; the row after them.
+
+    In the arrays of the levels, a coefficient after theirs is in the place of the intercept of
+    ``fold``; it is 0.
+    """
+    p, n_codes = numbers.shape[1], codes.shape[1]
+    keeping, free = len(scores) > 0, family in FREE
+    theta_x, v_x = _taken(theta, dense, 0), _taken(v, dense, 0)
+    C_x, S_x, m_x = _taken(C, dense, 0), _taken(S, dense, 0), _taken(m, dense[:p], 0)
+    x = _taken(m, dense[:p], 1)
+    x[p] = 1.0
+    theta_l, v_l, C_l = _taken(theta, levels, 1), _taken(v, levels, 1), _taken(C, levels, 1)
+    S_l, m_l = _taken(S, levels, 1), _taken(m, levels, 0)
+    theta_2, v_2, C_2, S_2 = (
+        theta_l.reshape(1, -1),
+        v_l.reshape(1, -1),
+        C_l.reshape(1, -1),
+        S_l.reshape(1, -1),
+    )
+    Cm, mCm = np.empty((1, len(levels))), np.empty(1)
+    centred, f_sum = np.zeros((1, 4)), np.zeros(1)
+    centre(C_2, m_l, Cm, mCm)
+    scalars[SCALE], scalars[LAG] = 1.0, 0.0
+    fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
+    r, rho, mu, mphi = 0.0, 0.0, centred[0, 2], centred[0, 3]
+    n = first
+    stop = False
+    while n < len(y) and not stop:
+        k = scalars[ROWS] + 1
+        scalars[ROWS] = k
+        keep, dt = 1 - scalars[DT], 1 / k
+        scale, lag = scalars[SCALE] * keep, scalars[LAG]
+        eta, t, q = theta_x[p] + offset[n], v_x[p], C_x[p]
+        for j in range(p):
+            x_j = numbers[n, j] - m_x[j]
+            x[j] = x_j
+            eta += x_j * theta_x[j]
+            t += x_j * v_x[j]
+            q += C_x[j] * x_j * x_j
+        xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
+        for e in range(n_codes):
+            if codes[n, e] >= 0:
+                own = level_of[codes[n, e]]
+                xu += v_l[own]
+                xphi += theta_l[own]
+                xCm += Cm[0, own]
+                xCx += C_l[own]
+        along_u = xu - r * xCm - (mu - r * mCm[0])
+        eta += xphi - rho * xCm - (mphi - rho * mCm[0]) - lag * along_u
+        t = keep * t + scale * along_u
+        q += max(0.0, xCx - 2 * xCm + mCm[0])
+        loss, s, f = point(family, parameter, eta, y[n])
+        weight = w[n]
+        f_hat = pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
+        a = weight * (s - f_hat * t)
+        fq = weight * f_hat * q
+        pearson = s * s / f if free and f > 0 else 0.0
+        moved = 0.0 if family == GAUSSIAN else abs(a) * q
+        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, moved)
+        f *= weight
+        for j in range(p + 1):
+            v_j = keep * v_x[j] + a * C_x[j] * x[j]
+            v_x[j] = v_j
+            theta_x[j] -= dt * v_j
+            S_x[j] += f * x[j] * x[j]
+        gain, along = a / scale, 0.0
+        for e in range(n_codes):
+            if codes[n, e] >= 0:
+                own = level_of[codes[n, e]]
+                v_l[own] += gain * C_l[own]
+                theta_l[own] += lag * gain * C_l[own]
+                S_l[own] += f * (1 - 2 * m_l[own])
+                along += Cm[0, own]
+        f_sum[0] += f
+        r += gain
+        rho += lag * gain
+        mu += gain * along
+        mphi += lag * gain * along
+        scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
+        if keeping:
+            scores[n], fishers[n] = weight * s, f
+        n += 1
+        stop = k >= scalars[RENEWAL] or (alpha > 0 and k >= scalars[PENALTY])
+    centred[0, 0], centred[0, 1], S_l[len(levels)] = r, rho, S_x[p]
+    fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
+    _put(theta_x, dense, theta)
+    _put(v_x, dense, v)
+    _put(S_x, dense, S)
+    _put(theta_l, levels, theta)
+    _put(v_l, levels, v)
+    _put(S_l, levels, S)
+    return n
+
+
+@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
+def coded_products(  # type: ignore[no-untyped-def]
+    numbers, codes, level_of, m, scores, fishers, slopes, roots, cross, pairs
+):
+    """What the sums of the Fisher matrices and of the scores' outer products are made of.
+
+    Args:
+        numbers: shape (n, p).
+        codes: of the levels, shape (n, categories).
+        level_of: from columns to numbers of levels.
+        m: what the numbers are centred at.
+        scores: w s of each row.
+        fishers: w f of each row.
+        slopes: gets ``w s z`` of each row, with ``z = [numbers - m, 1]``; shape (n, p + 1).
+        roots: gets ``√(w f) z``.
+        cross: to ``cross[l, i]`` is added ``Σ a z`` over the rows of level l, with a = w f
+            for i = 0 and a = (w s)² for i = 1; shape (levels, 2, p + 1).
+        pairs: to ``pairs[l, i, h]`` is added ``Σ a`` over the rows of levels l and h; each pair in
+            one of its two places.
+    """
+    p = numbers.shape[1]
+    z = np.ones(p + 1 + 2 * APART)[APART : APART + p + 1]
+    for n in range(len(numbers)):
+        f, s = fishers[n], scores[n]
+        root, square = np.sqrt(f), s * s
+        for j in range(p):
+            z[j] = numbers[n, j] - m[j]
+        for j in range(p + 1):
+            slopes[n, j], roots[n, j] = s * z[j], root * z[j]
+        for e in range(codes.shape[1]):
+            if codes[n, e] < 0:
+                continue
+            own = level_of[codes[n, e]]
+            for j in range(p + 1):
+                cross[own, 0, j] += f * z[j]
+                cross[own, 1, j] += square * z[j]
+            for before in range(e):
+                if codes[n, before] >= 0:
+                    other = level_of[codes[n, before]]
+                    pairs[own, 0, other] += f
+                    pairs[own, 1, other] += square

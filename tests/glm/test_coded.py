@@ -1,0 +1,193 @@
+"""Rows of numbers and levels are learned from as the matrix that they stand for would be."""
+
+import numpy as np
+import pytest
+import scipy.sparse as sp
+
+from tangograd.glm import engine, steps
+from tangograd.glm.coded import Coded, joined
+from tangograd.glm.rows import Rows, extremes, together
+from tangograd.glm.sums import Sums
+from tangograd.glm.watch import Watch
+from tests.glm.simulated import FAMILIES, model_of, responses
+from tests.glm.test_engine import numbers
+
+PLACES = np.array([1, 4, 5])
+WIDTH = 11
+
+
+def matrix(n, seed=0, sparse=False):
+    """Numbers of different sizes, far from 0; the levels of two categories are around them."""
+    rng = np.random.default_rng(seed)
+    codes = np.column_stack([rng.choice([-1, 0, 2, 3], n), rng.choice([-1, 6, 7, 8, 9, 10], n)])
+    values = rng.normal(size=(n, 3)) * [1, 10, 0.1] + [0, 5, 1]
+    return Coded(values, PLACES, codes.astype(np.int32), WIDTH, sparse)
+
+
+def simulated(name, n, seed=0, sparse=False):
+    X, rng = matrix(n, seed, sparse), np.random.default_rng([seed, 1])
+    slopes = rng.normal(size=WIDTH) * 0.3
+    slopes[PLACES] /= [1, 10, 0.1]
+    offset = 0.2 * rng.normal(size=n)
+    Z = np.asarray(X.plain().todense()) if sparse else X.plain()
+    eta = (Z - Z.mean(axis=0)) @ slopes + offset
+    weights = rng.integers(0, 3, n).astype(np.float64)
+    if name == "classes":
+        return Rows(X, rng.integers(0, 3, n).astype(np.float64), weights, offset)
+    return Rows(X, responses(FAMILIES[name][0], eta, rng), weights, offset)
+
+
+@pytest.fixture
+def short(monkeypatch):
+    for name, value in {
+        "BUFFER_BYTES": 1200 * WIDTH * 8,
+        "BLOCK_ROWS": 256,
+        "START_ROWS": 600,
+        "START_ROWS_EACH": 0,
+        "FIRST_ROWS": 100,
+    }.items():
+        monkeypatch.setattr(engine, name, value)
+
+
+def fed(name, rows, sizes=(10**6,), plain=False, **options):
+    model = model_of(name, WIDTH, seed=1, **options)
+    start, i = 0, 0
+    while start < len(rows):
+        end = start + sizes[i % len(sizes)]
+        part = rows.take(slice(start, end))
+        model.feed_rows(part.plain() if plain else part)
+        start, i = end, i + 1
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"alpha": 0.01},
+        {"intercept": False},
+        {"covariance": "diagonal"},
+        {"covariance": None},
+        {"fisher": "sampled"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_stream_is_that_of_the_matrix(name, options, short, monkeypatch):
+    rows, coded = simulated(name, 4000), []
+    learn = steps._coded
+    monkeypatch.setattr(steps, "_coded", lambda *given: coded.append(1) or learn(*given))
+    found, expected = fed(name, rows, **options), fed(name, rows, plain=True, **options)
+    assert found.streaming
+    assert len(coded) > 3
+    scale = np.abs(expected.coefficients()).max()
+    assert np.abs(found.coefficients() - expected.coefficients()).max() < 1e-11 * scale
+    if found.sums is not None:
+        for part in ("fisher", "meat"):
+            one, other = getattr(found.sums, part), getattr(expected.sums, part)
+            assert np.abs(one - other).max() < 1e-12 * np.abs(other).max()
+    np.testing.assert_allclose(found.fitted().deviance, expected.fitted().deviance, rtol=1e-11)
+
+
+@pytest.mark.parametrize("sizes", [(7,), (1, 7, 1000), (256,), (255, 257)], ids=str)
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", ["logit", "classes"])
+def test_any_chunks_give_the_same_bits(name, sparse, sizes, short, monkeypatch):
+    rows = simulated(name, 3000, sparse=sparse)
+    monkeypatch.setattr(engine, "BUFFER_BYTES", rows.plain().bytes // 3)
+    whole = fed(name, rows)
+    assert whole.streaming
+    assert numbers(whole.fitted()) == numbers(fed(name, rows, sizes).fitted())
+
+
+def test_whitened_columns_are_those_of_the_matrix(short):
+    rows = simulated("poisson", 3000)
+    rows.X.numbers[:, 1] = rows.X.numbers[:, 0] + 0.01 * rows.X.numbers[:, 1]
+    found, expected = fed("poisson", rows), fed("poisson", rows, plain=True)
+    assert found.at.W is not None
+    assert numbers(found.fitted()) == numbers(expected.fitted())
+
+
+def test_polishing_reads_them_too(short):
+    rows = simulated("poisson", 3000)
+    found, expected = fed("poisson", rows), fed("poisson", rows, plain=True)
+    found.polish(lambda: [rows.take(slice(0, 1100)), rows.take(slice(1100, None))])
+    expected.polish(lambda: [rows.plain()])
+    assert np.abs(found.coefficients() - expected.coefficients()).max() < 1e-12
+
+
+def test_levels_that_come_later(short):
+    """The first rows know neither the last two levels nor the second category's missing values."""
+    rows = simulated("logit", 3000)
+    late = rows.X.codes[:1500, 1]
+    late[late >= 9] = 6
+    expected = fed("logit", rows, plain=True)
+    early = Coded(rows.X.numbers[:1500], PLACES, rows.X.codes[:1500], 9, sparse=False)
+    indicated = np.full((1500, 1), -1, np.int32)  # a third category, of no row yet
+    later = Coded(
+        rows.X.numbers[1500:], PLACES, np.c_[rows.X.codes[1500:], indicated], WIDTH, sparse=False
+    )
+    model = model_of("logit", 9, seed=1)
+    for X, here in ((early, slice(0, 1500)), (later, slice(1500, None))):
+        model.grow(X.width)
+        model.feed_rows(Rows(X, rows.y[here], rows.w[here], rows.offset[here]))
+    assert model.streaming
+    # the start did not know the columns, whose curvature the other's knew to be 0
+    assert np.abs(model.coefficients() - expected.coefficients()).max() < 1e-10
+
+
+def test_sums_are_those_of_the_matrix():
+    rng = np.random.default_rng(0)
+    X, m = matrix(500), rng.normal(size=WIDTH)
+    scores, fishers = rng.normal(size=500), rng.uniform(0, 1, 500)
+    z = np.c_[X.plain() - m, np.ones(500)]
+    for intercept in (True, False):
+        z[:, -1] = float(intercept)
+        for full in (True, False):
+            sums = Sums(1, WIDTH + 1, full)
+            sums.add_coded(X, m, scores, fishers, intercept)
+            for found, weights in ((sums.fisher, fishers), (sums.meat, scores**2)):
+                expected = z.T @ (weights[:, None] * z)
+                expected = expected if full else np.diag(expected)
+                assert np.abs(found - expected).max() < 1e-12 * np.abs(expected).max()
+
+
+def test_the_matrix():
+    X = matrix(50)
+    Z = X.plain()
+    assert X.shape == Z.shape == (50, WIDTH)
+    assert Z.flags.c_contiguous
+    np.testing.assert_array_equal(Z[:, PLACES], X.numbers)
+    np.testing.assert_array_equal(X[3:9].plain(), Z[3:9])
+    np.testing.assert_array_equal(X[np.array([5, 1])].plain(), Z[[5, 1]])
+    np.testing.assert_array_equal(X[:, [7, 4, 0]], Z[:, [7, 4, 0]])
+    np.testing.assert_array_equal(extremes(X), extremes(Z))
+    sparse = matrix(50, sparse=True).plain()
+    assert sp.issparse(sparse)
+    np.testing.assert_array_equal(sparse.toarray(), Z)
+
+
+def test_one_below_the_other():
+    first, second = matrix(20), matrix(30, seed=1)
+    fewer = Coded(first.numbers, PLACES, first.codes[:, :1], 6, sparse=True)
+    both = joined([fewer, second])
+    assert (both.width, both.sparse) == (WIDTH, False)
+    expected = np.r_[np.pad(fewer.plain().toarray(), ((0, 0), (0, 5))), second.plain()]
+    np.testing.assert_array_equal(both.plain(), expected)
+    ones = np.ones(20)
+    block = together([Rows(first, ones, ones, ones), Rows(first.plain(), ones, ones, ones)])
+    np.testing.assert_array_equal(block.X, np.r_[first.plain(), first.plain()])
+
+
+def test_what_is_watched_for():
+    """A level of no row, and one that another always comes with."""
+    X = matrix(400)
+    X.codes[X.codes == 7] = 6
+    X.codes[:, 0] = np.where(X.codes[:, 1] == 8, 3, np.where(X.codes[:, 0] == 3, 2, X.codes[:, 0]))
+    found, expected = Watch(WIDTH), Watch(WIDTH)
+    for i, here in enumerate((slice(0, 200), slice(200, 400))):
+        y = np.zeros(200)
+        expected.see(Rows(X[here].plain(), y, y + 1, y))
+        found.see(Rows(X[here] if i else X[here].plain(), y, y + 1, y))
+    assert found.constant() == expected.constant() == [7]
+    assert found.duplicates() == expected.duplicates() == [(3, 8)]

@@ -1,0 +1,153 @@
+"""Rows of numbers and levels against the paper's two equations on the matrix that they stand for."""
+
+import functools
+
+import numpy as np
+import pytest
+
+from tangograd.glm.coded import Coded
+from tangograd.stream import glm as kernel
+from tangograd.stream import glm_coded
+from tangograd.stream.glm_coded import coded_rows
+from tests.stream.test_glm import (
+    FAMILIES,
+    VARIANTS,
+    Counted,
+    Problem,
+    by_hand,
+    largest_difference,
+)
+
+#: the places of the numbers, and those of the levels of each category
+SHAPES = {
+    "numbers among levels": ((1, 4, 5), ((0, 2), (3, 6, 7))),
+    "numbers first": ((0, 1, 2), ((3, 4), (5, 6, 7))),
+    "levels alone": ((), ((0, 1, 2), (3, 4, 5, 6, 7))),
+    "many numbers": (tuple(range(11)), ((11, 12), (13, 14, 15))),
+    "one category": ((0, 7), ((1, 2, 3, 4, 5, 6),)),
+}
+SINGLE = [name for name in FAMILIES if name != "classes"]
+
+
+class CodedProblem(Problem):
+    """The same with some columns of levels; a category is at its baseline in some rows."""
+
+    def __init__(self, family, n, shape, **options):
+        places, categories = SHAPES[shape]
+        self.d = len(places) + sum(map(len, categories))
+        super().__init__(family, n=n, d=self.d, **options)
+        rng = np.random.default_rng(self.seed + 7)
+        codes = [rng.choice([-1, *levels], n) for levels in categories]
+        numbers = np.ascontiguousarray(self.X[:, list(places)])
+        codes = np.column_stack(codes).astype(np.int32)
+        self.coded = Coded(numbers, np.array(places, np.int64), codes, self.d, sparse=False)
+        self.X = self.coded.plain()
+        self.y = self._responses(rng.normal(size=(1, self.d)) / 3, rng)
+
+    def arguments(self, state, scores, fishers, rng, rows=slice(None)):
+        theta, v, C, S, scalars = state
+        X = self.coded
+        return (
+            *(self.family, self.parameter, X.numbers[rows], X.codes[rows]),
+            *(np.r_[X.places, self.d], np.delete(np.arange(self.d), X.places)),
+            *(self.y[rows], self.w[rows], self.offset[rows], self.m),
+            *(theta[0], v[0], C[0], S[0], scalars, self.alpha, self.sampled, rng),
+            *(scores, fishers),
+        )
+
+    def run_coded(self):
+        state, n = self.state(), len(self.y)
+        scores, fishers = np.full(n, np.nan), np.full(n, np.nan)
+        coded_rows(*self.arguments(state, scores, fishers, np.random.default_rng(self.seed + 1)))
+        return state, *self.products(scores[:, None], fishers[:, None, None])
+
+
+@functools.cache
+def expectation(family, variant, n, seed, shape):
+    problem = CodedProblem(family, n, shape, seed=seed, **VARIANTS[variant])
+    return problem, *by_hand(problem)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("family", SINGLE)
+@pytest.mark.parametrize("n", [1, 200])
+def test_rows_are_the_papers_two_equations(family, variant, n):
+    """Many of them with renewals of C and γ, and the penalty now and then."""
+    shape = "numbers among levels"
+    problem, expected, slopes, fishers = expectation(family, variant, n, 3, shape)
+    found, its_slopes, its_fishers = problem.run_coded()
+    if n > 1:
+        assert found[4][kernel.RENEWAL] > problem.scalars[kernel.RENEWAL]
+    assert largest_difference(found, expected) < (1e-13 if n == 1 else 1e-11)
+    assert np.abs(its_slopes - slopes).max() < 1e-10 * max(1, np.abs(slopes).max())
+    assert np.abs(its_fishers - fishers).max() < 1e-10 * max(1, np.abs(fishers).max())
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_whatever_the_columns(shape):
+    problem, expected, _, _ = expectation("poisson", "penalty", 200, 5, shape)
+    assert largest_difference(problem.run_coded()[0], expected) < 1e-11
+
+
+def test_dense_rows_and_these_may_alternate():
+    problem = CodedProblem("logit", 200, "numbers among levels", seed=6, alpha=0.05, weighted=True)
+    expected, _, _ = problem.run("dense")
+    state, rng = problem.state(), np.random.default_rng(0)
+    nothing = (np.empty(0), np.empty(0), rng)
+    coded_rows(*problem.arguments(state, *nothing, slice(0, 70)))
+    here = slice(70, 130)
+    rest = (problem.y[here], problem.w[here], problem.offset[here], np.arange(70, 130), problem.m)
+    end = (problem.alpha, False, rng, np.empty((0, 1)), np.empty((0, 1, 1)))
+    kernel.dense_rows(problem.family, problem.parameter, problem.X, *rest, *state, *end)
+    coded_rows(*problem.arguments(state, *nothing, slice(130, 200)))
+    assert largest_difference(state, expected) < 1e-11
+
+
+def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
+    problem = CodedProblem("logit", 50, "many numbers", before=100)
+    allocations = np.random.default_rng(0)
+    seen = set()
+    for _ in range(2000):
+        others = [np.empty(size) for size in allocations.integers(4, 24, size=200)]
+        state = problem.state()
+        for i in allocations.permutation(200)[:100]:
+            others[i] = None
+        coded_rows(*problem.arguments(state, np.empty(0), np.empty(0), allocations))
+        seen.add(state[0].tobytes())
+    assert len(seen) == 1
+
+
+def test_a_row_costs_its_numbers_and_its_own_levels(monkeypatch):
+    """Among a thousand other levels it reads and writes as often."""
+    uses = []
+    taken = glm_coded._taken
+
+    def counted(*given):
+        return taken(*given).view(Counted)
+
+    def uncounted(function):
+        def call(*arguments):
+            before = Counted.uses
+            function(*(np.asarray(a) if isinstance(a, Counted) else a for a in arguments))
+            Counted.uses = before
+
+        return call
+
+    monkeypatch.setattr(glm_coded, "_taken", counted)
+    for name in ("fold", "centre", "_put"):  # between renewals of C, and at both ends
+        monkeypatch.setattr(glm_coded, name, uncounted(getattr(glm_coded, name)))
+    for extra in (0, 1000):
+        problem = CodedProblem("logit", 30, "numbers first", before=10_000)
+        theta, v, C, S, scalars = problem.state()
+        theta, v, C, S = (np.insert(a[0], [8] * extra, 0.5) for a in (theta, v, C, S))
+        levels = np.arange(3, 8 + extra)
+        Counted.uses = 0
+        glm_coded._stretch.py_func(
+            *(problem.family, problem.parameter, problem.coded.numbers, problem.coded.codes),
+            *(np.array([0, 1, 2, 8 + extra]), levels, np.r_[[-1] * 3, levels - 3, -1]),
+            *(problem.y, problem.w, problem.offset, np.r_[problem.m, np.full(extra, 0.1)]),
+            *(theta, v, C, S, scalars, 0.0, False, np.random.default_rng(0)),
+            *(np.empty(0), np.empty(0), 0),
+        )
+        uses.append(Counted.uses)
+    assert uses[0] == uses[1] > 30 * 3
