@@ -111,6 +111,10 @@ CASES = {
     "embedding bag, padded": (bags("mean", padding_idx=3), [numbers(4, 3)]),
     "attention": (attention, qkv),
     "attention, causal": (lambda q, k, v: attention(q, k, v, is_causal=True), qkv),
+    "attention, causal, more keys than queries": (
+        lambda q, k, v: attention(q[:, :, :1], k, v, is_causal=True),
+        qkv,
+    ),
     "attention, scaled": (lambda q, k, v: attention(q, k, v, scale=0.3), qkv),
     "attention, mask": (lambda q, k, v: attention(q, k, v, attn_mask=seen_by), qkv),
     "attention, numbers as a mask": (
