@@ -6,6 +6,7 @@ import pytest
 
 from tangograd.glm.designs import layout
 from tangograd.glm.designs.design import plan
+from tangograd.glm.designs.layout import Category
 from tangograd.glm.errors import DataError
 from tests.glm.designs.design_tables import batch, table, together, where
 
@@ -133,3 +134,12 @@ def test_one_level_is_said():
     design = plan(records.schema, target="y", scan=[records])
     assert design.names == ("x",)
     assert design.notes == ["g: one level only, 'a'"]
+
+
+def test_long_levels_are_not_told_whole():
+    category = Category("text", "sorted")
+    category.add(["a" * 3000, "b" * 3000])
+    assert len(category.note) < 200
+    with pytest.raises(DataError) as error:
+        Category("text", "given", "c" * 3000, True, {"a" * 3000: 0}).check_baseline()
+    assert len(str(error.value)) < 400

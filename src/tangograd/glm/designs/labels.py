@@ -26,6 +26,15 @@ def label(value: object) -> str | None:
     return None if value is None else str(value)
 
 
+def quoted(text: str | None, most: int = 80) -> str:
+    """In quotation marks, for a message; the beginning of a long one.
+
+    >>> quoted("north"), quoted("abcdef", 4)
+    ("'north'", "'abc…'")
+    """
+    return repr(text if text is None or len(text) <= most else f"{text[: most - 1]}…")
+
+
 def unknown_column(name: str, columns: Iterable[str], role: str = "") -> DataError:
     """The error for a column that is not there, with the names that are close.
 
@@ -45,4 +54,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     " Did you mean 'north'?"
     """
     close = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {close[0]!r}?" if close else ""
+    return f" Did you mean {quoted(close[0])}?" if close else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.designs.labels import MISSING, did_you_mean
+from tangograd.glm.designs.labels import MISSING, did_you_mean, quoted
 from tangograd.glm.designs.terms import Term
 from tangograd.glm.errors import DataError
 
@@ -74,8 +74,8 @@ class Category:
         """
         if self.baseline is not None and self.baseline not in self.codes:
             raise DataError(
-                f"the baseline {self.baseline!r} is not a level of {self.column!r}; its levels "
-                f"are: {shown(self.labels)}.{did_you_mean(self.baseline, self.codes)}"
+                f"the baseline {quoted(self.baseline)} is not a level of {self.column!r}; its "
+                f"levels are: {shown(self.labels)}.{did_you_mean(self.baseline, self.codes)}"
             )
 
     @property
@@ -88,13 +88,14 @@ class Category:
         "region: 2 levels, baseline 'east' (first in sorted order)"
         """
         if len(self.codes) < 2:
-            held = f"one level only, {self.labels[0]!r}" if self.codes else "no levels"
+            held = f"one level only, {quoted(self.labels[0])}" if self.codes else "no levels"
             return f"{self.column}: {held}"
         words = {"sorted": "first in sorted order", "given": "first of the levels given"}
         reason = "as stated in the formula" if self.stated else words.get(self.origin, self.origin)
         absent = ", which no row has" if self.seen is False else ""
         number = len(self.codes)
-        return f"{self.column}: {number} levels, baseline {self.baseline!r} ({reason}){absent}"
+        baseline = quoted(self.baseline)
+        return f"{self.column}: {number} levels, baseline {baseline} ({reason}){absent}"
 
 
 def shown(labels: Sequence[str], most: int = 10) -> str:
@@ -103,7 +104,7 @@ def shown(labels: Sequence[str], most: int = 10) -> str:
     >>> shown(["a", "b", "c"], 2)
     "'a', 'b', … (3 in all)"
     """
-    listed = ", ".join(map(repr, labels[:most]))
+    listed = ", ".join(map(quoted, labels[:most]))
     return listed + (f", … ({len(labels)} in all)" if len(labels) > most else "")
 
 
