@@ -74,9 +74,11 @@ def tango_update(
         dt_previous: ``δt_{k-1}``, of the last step taken.
         accelerated: move by the whole velocity.
     """
-    for theta_i, v_i, C_bracket in zip(theta, v, preconditioned, strict=True):
-        v_i.mul_(1 - dt_previous).add_(C_bracket, alpha=gamma)
-        theta_i.sub_(v_i, alpha=1.0 if accelerated else dt)
+    if not theta:  # torch wants at least one tensor
+        return
+    torch._foreach_mul_(v, 1 - dt_previous)
+    torch._foreach_add_(v, preconditioned, alpha=gamma)
+    torch._foreach_sub_(theta, v, alpha=1.0 if accelerated else dt)
 
 
 class TANGO(Optimizer):
