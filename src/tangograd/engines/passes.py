@@ -33,7 +33,7 @@ from tangograd.conditions import Conditions
 from tangograd.distributed import fsdp_tangent_pass, is_sharded
 from tangograd.engines.calls import Body, Call, intercepted
 from tangograd.engines.lean import Lean
-from tangograd.engines.rules import plain, tangent_of
+from tangograd.engines.rules import dual, plain, tangent_of
 from tangograd.engines.tracing import compiled_jvp
 from tangograd.vectors import dot
 
@@ -347,7 +347,7 @@ def make_dual_(parameters: Tensors, tangents: Tensors) -> None:
     torch.clear_autocast_cache()  # it may hold weights with the tangents of another pass
     with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
         for p, v in zip(parameters, tangents, strict=True):
-            p.copy_(forward_ad.make_dual(p.detach(), v))
+            p.copy_(dual(p.detach(), v))
 
 
 def refuse_low_precision(parameters: Tensors) -> None:
