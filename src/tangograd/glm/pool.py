@@ -15,7 +15,8 @@ WAITING = 8
 class Pool:
     """Gives out arrays, and takes their memory back when nobody refers to them any more.
 
-    Memory that the system gives anew costs more than what is then written to it.
+    Memory that the system gives anew costs more than what is then written to it. One thread asks
+    for arrays; any thread may have and leave them.
 
     Example:
         >>> pool = Pool()
@@ -32,15 +33,11 @@ class Pool:
     def empty(self, shape: tuple[int, ...]) -> NDArray[np.float64]:
         """A C-contiguous float64 array, of any content."""
         size = math.prod(shape)
-        memory = next((each for each in self._waiting if len(each) >= size), None)
-        if memory is None:
-            memory = np.empty(max(size, 1))
-        else:
-            self._waiting = [each for each in self._waiting if each is not memory]
+        del self._waiting[:-WAITING]
+        at = next((at for at, each in enumerate(self._waiting) if len(each) >= size), None)
+        memory = np.empty(max(size, 1)) if at is None else self._waiting.pop(at)
         # views of this array refer to it, not to the memory: numpy looks through arrays alone
         loan = np.frombuffer(memory.data)
-        weakref.finalize(loan, self._back, memory).atexit = False
+        # whatever runs meanwhile, memory is taken out of the list once, and comes to its end
+        weakref.finalize(loan, self._waiting.append, memory).atexit = False
         return loan[:size].reshape(shape)
-
-    def _back(self, memory: NDArray[np.float64]) -> None:
-        self._waiting = [*self._waiting, memory][-WAITING:]
