@@ -1,5 +1,7 @@
 """Rows of numbers and levels are learned from as the matrix that they stand for would be."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 import scipy.sparse as sp
@@ -136,6 +138,21 @@ def test_levels_that_come_later(short):
     assert np.abs(model.coefficients() - expected.coefficients()).max() < 1e-10
 
 
+@pytest.mark.parametrize("covariance", ["full", "diagonal"])
+@pytest.mark.parametrize("name", ["poisson", "gaussian"])
+def test_a_level_of_all_rows_says_nothing(name, covariance, short):
+    """As of a column of truths that are all true: no rounding makes it, or the intercept, vague."""
+    X, y, _, offset, _ = simulated(name, 4000)
+    X.codes[:, 0] = 3
+    rows = Rows(X, y, np.random.default_rng(0).uniform(0.5, 2, 4000), offset)
+    found, expected = (
+        fed(name, rows, plain=plain, covariance=covariance).fitted() for plain in (False, True)
+    )
+    assert np.isnan(found.standard_errors[found.names.index("x3")])
+    for part in ("standard_errors", "robust_errors"):
+        np.testing.assert_allclose(getattr(found, part), getattr(expected, part), rtol=1e-9)
+
+
 def test_sums_are_those_of_the_matrix():
     rng = np.random.default_rng(0)
     X, m = matrix(500), rng.normal(size=WIDTH)
@@ -162,6 +179,8 @@ def test_the_matrix():
     np.testing.assert_array_equal(X[np.array([5, 1])].plain(), Z[[5, 1]])
     np.testing.assert_array_equal(X[:, [7, 4, 0]], Z[:, [7, 4, 0]])
     np.testing.assert_array_equal(extremes(X), extremes(Z))
+    some = np.array([2, 4, 9])
+    np.testing.assert_array_equal(extremes(X, some), extremes(Z[:, some]))
     sparse = matrix(50, sparse=True).plain()
     assert sp.issparse(sparse)
     np.testing.assert_array_equal(sparse.toarray(), Z)
@@ -191,3 +210,18 @@ def test_what_is_watched_for():
         found.see(Rows(X[here] if i else X[here].plain(), y, y + 1, y))
     assert found.constant() == expected.constant() == [7]
     assert found.duplicates() == expected.duplicates() == [(3, 8)]
+
+
+def test_levels_of_no_row_cost_nothing_to_watch():
+    """They are watched for as long as there are none."""
+    n, width = 500, 20_000
+    codes = np.arange(n, dtype=np.int32)[:, None] % 3 + 1
+    rows = Rows(Coded(np.ones((n, 1)), np.array([0]), codes, width, True), *np.ones((3, n)))
+    watch = Watch(width)
+    watch.see(rows.plain())
+    tracemalloc.start()
+    watch.see(rows)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 100 * width < n * width
+    assert watch.constant() == [0, *range(4, width)]

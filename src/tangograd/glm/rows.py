@@ -22,10 +22,12 @@ def is_sparse(X: Matrix) -> bool:
     return bool(sp.issparse(X))
 
 
-def extremes(X: Matrix) -> tuple[Array, Array]:
-    """The least and the largest value of each column."""
+def extremes(X: Matrix, columns: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+    """The least and the largest value of each column, or of some."""
     if isinstance(X, Coded):
-        X = X.plain()
+        return X.extremes(np.arange(X.width) if columns is None else columns)
+    if columns is not None and len(columns) < X.shape[1]:
+        X = X[:, columns]
     low, high = X.min(axis=0), X.max(axis=0)
     if is_sparse(X):
         low, high = low.toarray().ravel(), high.toarray().ravel()

@@ -272,7 +272,7 @@ def _coded_squares(X: Coded, m: Array, weights: Array, intercept: bool) -> Array
     for column in codes.T:
         seen += np.bincount(column, weights, minlength=len(seen))
     result = np.empty(len(m) + 1)
-    result[:-1] = seen[1:] * (1 - 2 * m) + total * m**2
+    result[:-1] = _level_squares(seen[1:], total, m)
     result[X.places] = weights @ (X.numbers - m[X.places]) ** 2
     result[-1] = total if intercept else 0.0
     return result
@@ -285,11 +285,16 @@ def _centred_levels(numbers: Array, cross: Array, pairs: Array, m: Array) -> tup
     two places.
     """
     seen = cross[:, -1]
-    together = pairs + pairs.T
-    together[np.diag_indices(len(m))] = seen
-    along = np.outer(m, seen)
-    together += numbers[-1, -1] * np.outer(m, m) - along - along.T
+    along, total = np.outer(m, seen), numbers[-1, -1]
+    together = pairs + pairs.T + total * np.outer(m, m) - along - along.T
+    together[np.diag_indices(len(m))] = _level_squares(seen, total, m)
     return cross - np.outer(m, numbers[-1]), together
+
+
+def _level_squares(seen: Array, total: float, m: Array) -> Array:
+    """``Σ a (e - m)²`` of levels; 0 for one that all rows have, whatever the rounding of sums."""
+    result = seen * (1 - 2 * m) + total * m**2
+    return np.where(result < ROUNDING * total * m**2, 0.0, result)
 
 
 def _with_data(X: Matrix, data: Array) -> Matrix:

@@ -59,7 +59,7 @@ class Watch:
             return
         X = rows.solid().X
         if len(open_):
-            low, high = extremes(X[:, open_] if len(open_) < d else X)
+            low, high = extremes(X, open_)
             self.low[open_] = np.minimum(self.low[open_], low)
             self.high[open_] = np.maximum(self.high[open_], high)
             self._varied[open_] = self.low[open_] < self.high[open_]
