@@ -13,7 +13,7 @@ from tangograd.glm.commands.progress import Progress
 from tangograd.glm.designs.design import Design, plan
 from tangograd.glm.errors import DataError
 from tangograd.glm.tables.readers import open_table
-from tests.glm.commands.runs import estimates, fit, visits
+from tests.glm.commands.runs import estimates, fit, run, visits
 
 
 @pytest.fixture
@@ -64,6 +64,21 @@ def test_levels_that_come_later_are_opened(tmp_path, large):
     design = Design.from_dict(json.loads((tmp_path / "m").read_text())["model"]["design"])
     assert design.complete
     assert list(design.names) == names[1:]
+
+
+@pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
+def test_a_baseline_may_come_later(tmp_path, large, monkeypatch, name):
+    monkeypatch.setattr("tangograd.glm.tables.parquet_files.MOST_ROWS", 500)
+    data = frame().sort_values("region")
+    data.to_csv(tmp_path / "a.csv", index=False)
+    data.to_parquet(tmp_path / "a.parquet", index=False)
+    monkeypatch.setattr(levels, "BEGINNING_BYTES", 10_000)
+    formula = 'visits ~ x + C(region, baseline="{}")'
+    found = fit(tmp_path / name, "--formula", formula.format("south"))
+    assert list(estimates(found)) == ["intercept", "x", "region[east]", "region[north]"]
+    done = run("fit", tmp_path / name, "--formula", formula.format("west"), "--quiet")
+    assert done.exit_code == 1
+    assert "its levels are: 'east', 'north', 'south'" in done.output
 
 
 def test_classes_are_always_read_whole(tmp_path, large):
