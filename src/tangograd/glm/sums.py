@@ -25,6 +25,8 @@ FAR = 1e3
 #: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
 STRIP_BYTES = 1 << 18
 STRIP_ROWS = 256  # but at least
+#: of numbers and levels so many, which are small: threads wait for each other between calls
+CODED_ROWS = 2048
 
 
 def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -121,10 +123,9 @@ class Sums:
         numbers = np.zeros((2, p + 1, p + 1))
         cross = np.zeros((len(levels), 2, p + 1))
         pairs = np.zeros((len(levels), 2, len(levels)))
-        strip = max(STRIP_ROWS, STRIP_BYTES // (16 * (p + 1)))
-        slopes, roots = (np.empty((min(strip, len(scores)), p + 1)) for _ in range(2))
-        for start in range(0, len(scores), strip):
-            here = slice(start, start + strip)
+        slopes, roots = (np.empty((min(CODED_ROWS, len(scores)), p + 1)) for _ in range(2))
+        for start in range(0, len(scores), CODED_ROWS):
+            here = slice(start, start + CODED_ROWS)
             n = len(scores[here])
             cast(Any, coded_products)(
                 X.numbers[here],
@@ -140,15 +141,12 @@ class Sums:
             )
             numbers[0] += roots[:n].T @ roots[:n]
             numbers[1] += slopes[:n].T @ slopes[:n]
-        at = np.r_[X.places, d]
+        order = np.r_[levels, X.places, d]
         for i, total in enumerate((self.fisher, self.meat)):
-            own = _centred_levels(numbers[i], cross[:, i], pairs[:, i], m[levels])
+            own = _centred(numbers[i], cross[:, i], pairs[:, i], m[levels])
             if not intercept:
-                numbers[i, -1], numbers[i, :, -1], own[0][:, -1] = 0.0, 0.0, 0.0
-            total[np.ix_(at, at)] += numbers[i]
-            total[np.ix_(levels, at)] += own[0]
-            total[np.ix_(at, levels)] += own[0].T
-            total[np.ix_(levels, levels)] += own[1]
+                own[-1], own[:, -1] = 0.0, 0.0
+            total[order[:, None], order] += own
 
     @property
     def strip(self) -> int:
@@ -278,17 +276,21 @@ def _coded_squares(X: Coded, m: Array, weights: Array, intercept: bool) -> Array
     return result
 
 
-def _centred_levels(numbers: Array, cross: Array, pairs: Array, m: Array) -> tuple[Array, Array]:
-    """``Σ a (e - m) zᵀ`` and ``Σ a (e - m)(e - m)ᵀ`` of levels e and ``z = [numbers, 1]``.
+def _centred(numbers: Array, cross: Array, pairs: Array, m: Array) -> Array:
+    """``Σ a x xᵀ`` for ``x = [e - m, z]``, with levels e and ``z = [numbers, 1]``.
 
     From ``Σ a z zᵀ``, ``Σ a e zᵀ`` and ``Σ a e eᵀ`` off the diagonal, each pair there in one of its
     two places.
     """
-    seen = cross[:, -1]
-    along, total = np.outer(m, seen), numbers[-1, -1]
-    together = pairs + pairs.T + total * np.outer(m, m) - along - along.T
-    together[np.diag_indices(len(m))] = _level_squares(seen, total, m)
-    return cross - np.outer(m, numbers[-1]), together
+    seen, total, n = cross[:, -1], numbers[-1, -1], len(m)
+    result = np.empty((n + len(numbers),) * 2)
+    along = np.outer(m, seen - 0.5 * total * m)
+    np.subtract(pairs + pairs.T, along + along.T, out=result[:n, :n])
+    result[np.arange(n), np.arange(n)] = _level_squares(seen, total, m)
+    result[:n, n:] = cross - np.outer(m, numbers[-1])
+    result[n:, :n] = result[:n, n:].T
+    result[n:, n:] = numbers
+    return result
 
 
 def _level_squares(seen: Array, total: float, m: Array) -> Array:
