@@ -13,6 +13,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
@@ -22,7 +23,7 @@ from tangograd.shards import whole
 def is_sharded(model: nn.Module) -> bool:
     """Whether the model's parameters are spread over processes, by ``fully_shard``."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp is None:
+    if fsdp is None or not dist.is_available() or not dist.is_initialized():
         return False
     if any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
         raise TypeError(
