@@ -26,8 +26,10 @@ BackPACK asks for torchvision, which is not used here and may bring another torc
 from __future__ import annotations
 
 import argparse
+import gc
 import io
 import json
+import math
 import os
 import re
 import statistics
@@ -51,7 +53,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
 
-from engines import PAST_THE_FIRST, Trainee, conv, in_turns, mlp
+from engines import PAST_THE_FIRST, Trainee, Transformer, conv, in_turns, mlp, peak_bytes
 from tangograd import TANGO, Categorical
 
 RESULTS = FOLDER / "neighbours.json"
@@ -123,6 +125,18 @@ class Tied(nn.Module):
         return self.head(self.activation(self.hidden(self.embedding(x).mean(1))))
 
 
+class LanguageModel(nn.Module):
+    """A transformer of 8 layers with fused attention; the positions of all texts in one row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = Transformer(8)
+
+    def forward(self, words: Tensor) -> Tensor:
+        """Logits of the next word, of every position."""
+        return self.transformer(words).flatten(0, 1)
+
+
 def bfloat16() -> AbstractContextManager[Any]:
     return torch.autocast("cpu", torch.bfloat16)
 
@@ -142,6 +156,7 @@ class Situation(NamedTuple):
         make: the model.
         shape: of the inputs.
         words: whether the inputs are words, of 256, and the classes too.
+        each: whether each word has a class, not each row.
         around: opened around the forward pass.
         wrap: makes what is trained of the model.
         checkpoint: whether the question is saving and loading.
@@ -150,6 +165,7 @@ class Situation(NamedTuple):
     make: Callable[[], nn.Module]
     shape: tuple[int, ...]
     words: bool = False
+    each: bool = False
     around: Callable[[], AbstractContextManager[Any]] = nullcontext
     wrap: Callable[[nn.Module], nn.Module] = lambda model: model
     checkpoint: bool = False
@@ -157,16 +173,19 @@ class Situation(NamedTuple):
     def batch(self) -> tuple[Tensor, Tensor]:
         """Inputs and targets."""
         if self.words:
-            return torch.randint(256, self.shape), torch.randint(256, self.shape[:1])
+            targets = (math.prod(self.shape),) if self.each else self.shape[:1]
+            return torch.randint(256, self.shape), torch.randint(256, targets)
         return torch.randn(self.shape), torch.randint(10, self.shape[:1])
 
 
 SITUATIONS = {
     "MLP 784-512-512-10": Situation(mlp, (128, 784)),
+    "conv 16-32": Situation(conv, (64, 1, 28, 28)),
     "conv + BatchNorm": Situation(lambda: conv(nn.BatchNorm2d), (64, 1, 28, 28)),
     "LSTM": Situation(LastOfLSTM, (32, 32, 64)),
     "MultiheadAttention": Situation(MeanOfAttention, (32, 32, 64)),
     "TransformerEncoderLayer": Situation(MeanOfTransformer, (32, 32, 64)),
+    "transformer, 8 layers": Situation(LanguageModel, (8, 128), words=True, each=True),
     "tied embeddings": Situation(Tied, (64, 8), words=True),
     "bfloat16 autocast (MLP)": Situation(mlp, (128, 784), around=bfloat16),
     "DDP-wrapped (MLP)": Situation(mlp, (128, 784), wrap=distributed),
@@ -515,6 +534,9 @@ def rank(
     for _ in range(WARM_UP):
         training.step(x, y)
     found = torch.cat([p.detach().double().reshape(-1)[:100] for p in model.parameters()])
+    # or the last to hold the group is the model, and torch may wait for a thread that waits for it
+    del model, training
+    gc.collect()
     torch.distributed.destroy_process_group()
     return found.tolist()
 
@@ -607,8 +629,10 @@ def timed(situation: Situation, start: Any, period: int, rounds: int, seed: int)
         while len(pairs) < rounds and (not pairs or time.perf_counter() - begun < SECONDS):
             pairs.append(in_turns(trainees[0], trainees[1], period, min(period, 10)))
     ratios = [b / a for a, b in pairs]
+    plain, ours = (peak_bytes(trainee) for trainee in trainees)
     return {
         "ratio": round(statistics.median(ratios), 3),
+        "memory_ratio": round(ours / plain, 3),
         "range": [round(min(ratios), 3), round(max(ratios), 3)],
         "sgd_ms": round(1e3 * statistics.median(a for a, _ in pairs) / period, 3),
         "n": f"{len(pairs)} pairs of {period} steps",
@@ -631,6 +655,7 @@ def cell(row: Row | None) -> str:
         text = "differs" if any("differs" in text for text in row["problems"]) else "the same"
     else:
         text = f"{row['ratio']:.1f}×" if row["ratio"] < 10 else f"{row['ratio']:.0f}×"
+        text += f" / {row['memory_ratio']:.1f}"
     return f"{text}, but" if row["problems"] else text
 
 
@@ -664,8 +689,9 @@ def _as_text(note: str) -> str:
 PAGE_TEXT = """# TANGO beside its neighbours
 
 Second-order optimizers and the tools for building them, on the same models, as a user would write
-them, with their default settings. A number is the time of a step, where that of SGD with momentum
-in the same situation is 1 (float32, one thread, a processor without a GPU); *but* means that it
+them, with their default settings. Numbers are the time of a step / the most memory that it takes
+beyond what is there before it (which has the optimizer's state), where those of SGD with momentum
+in the same situation are 1 (float32, one thread, a processor without a GPU); *but* means that it
 runs and that something is left out or wrong, which the note tells; *fails* that it raises the error
 in the note. This says nothing about how many steps each needs.
 
