@@ -246,3 +246,25 @@ def test_weight_decay_is_a_gaussian_prior():
         if k > 0:
             assert mine["fisher_quotient"] == pytest.approx(theirs["fisher_quotient"], rel=1e-12)
     assert flatten([model.theta - theta0]).norm() > 0.1
+
+
+@pytest.mark.parametrize("accelerated", [False, True])
+@pytest.mark.parametrize(("gamma", "dt_previous"), [(0.5, 0.25), (1e-7, 0.1), (1e-12, 0.1), (3, 1)])
+def test_single_precision_takes_the_same_update(gamma, dt_previous, accelerated):
+    """And autograd must know of the change."""
+    torch.manual_seed(0)
+    single = [[torch.randn(n).float() for n in (70, 3, 0)] for _ in range(3)]
+    single[2] = [x / gamma for x in single[2]]
+    double = [[x.double() for x in vector] for vector in single]
+    bracket = [x.clone() for x in single[2]]
+    versions = [[x._version for x in vector] for vector in single]
+    for vectors in (single, double):
+        tango_update(
+            *vectors, gamma=gamma, dt=0.1, dt_previous=dt_previous, accelerated=accelerated
+        )
+    for ours, exact in zip(single[:2], double[:2], strict=True):
+        for a, b in zip(ours, exact, strict=True):
+            torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6)
+    assert all(torch.equal(a, b) for a, b in zip(single[2], bracket, strict=True))
+    now = [[x._version for x in vector] for vector in single]
+    assert all(a > b for k in (0, 1) for a, b in zip(now[k], versions[k], strict=True))

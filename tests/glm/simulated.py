@@ -3,6 +3,7 @@
 import numpy as np
 import statsmodels.api as sm
 
+from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.families import family, multinomial
 from tangograd.glm.rows import Rows
@@ -85,6 +86,18 @@ def simulate_classes(n, d, classes=3, *, kind="independent", seed=0):
     truth = rng.normal(size=(classes, d)) / X.std(axis=0) / np.sqrt(d)
     chances = (X - X.mean(axis=0)) @ truth.T + rng.gumbel(size=(n, classes))
     return X, chances.argmax(axis=1).astype(np.float64)
+
+
+def shorten(monkeypatch, width):
+    """Streams of a few thousand rows, with a buffer of some 1200."""
+    for name, value in {
+        "BUFFER_BYTES": 1200 * width * 8,
+        "BLOCK_ROWS": 256,
+        "START_ROWS": 600,
+        "START_ROWS_EACH": 0,
+        "FIRST_ROWS": 100,
+    }.items():
+        monkeypatch.setattr(engine, name, value)
 
 
 def rows(X, y, w=None, offset=None):

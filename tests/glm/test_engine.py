@@ -10,7 +10,7 @@ from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import family
-from tests.glm.simulated import data, excess, fit, model_of, rows
+from tests.glm.simulated import data, excess, fit, model_of, rows, shorten
 
 FORMS = {
     "dense": np.asarray,
@@ -30,14 +30,7 @@ def streaming(monkeypatch):
 @pytest.fixture
 def short(monkeypatch):
     """Streams of a few thousand rows, with a buffer of some 1200."""
-    for name, value in {
-        "BUFFER_BYTES": 1200 * 5 * 8,
-        "BLOCK_ROWS": 256,
-        "START_ROWS": 600,
-        "START_ROWS_EACH": 0,
-        "FIRST_ROWS": 100,
-    }.items():
-        monkeypatch.setattr(engine, name, value)
+    shorten(monkeypatch, width=5)
 
 
 def numbers(fitted):

@@ -493,18 +493,20 @@ class Counted(np.ndarray):
         super().__setitem__(key, value)
 
 
+def uncounted(function):
+    """The same, on arrays whose uses by it do not count."""
+
+    def call(*arguments):
+        before = Counted.uses
+        function(*(np.asarray(a) if isinstance(a, Counted) else a for a in arguments))
+        Counted.uses = before
+
+    return call
+
+
 @pytest.mark.parametrize("centred", [False, True])
 def test_a_sparse_row_costs_its_non_zeros(monkeypatch, centred):
     """The same rows in ten columns and among a thousand others read and write as often."""
-
-    def uncounted(function):
-        def call(*arguments):
-            before = Counted.uses
-            function(*(np.asarray(a) if isinstance(a, Counted) else a for a in arguments))
-            Counted.uses = before
-
-        return call
-
     for name in ("fold", "centre"):  # between renewals of C, and at both ends
         monkeypatch.setattr(glm_sparse, name, uncounted(getattr(glm_sparse, name)))
     uses = []

@@ -16,6 +16,7 @@ from tests.stream.test_glm import (
     Problem,
     by_hand,
     largest_difference,
+    uncounted,
 )
 
 #: the places of the numbers, and those of the levels of each category
@@ -125,14 +126,6 @@ def test_a_row_costs_its_numbers_and_its_own_levels(monkeypatch):
     def counted(*given):
         return taken(*given).view(Counted)
 
-    def uncounted(function):
-        def call(*arguments):
-            before = Counted.uses
-            function(*(np.asarray(a) if isinstance(a, Counted) else a for a in arguments))
-            Counted.uses = before
-
-        return call
-
     monkeypatch.setattr(glm_coded, "_taken", counted)
     for name in ("fold", "centre", "_put"):  # between renewals of C, and at both ends
         monkeypatch.setattr(glm_coded, name, uncounted(getattr(glm_coded, name)))
@@ -142,12 +135,12 @@ def test_a_row_costs_its_numbers_and_its_own_levels(monkeypatch):
         theta, v, C, S = (np.insert(a[0], [8] * extra, 0.5) for a in (theta, v, C, S))
         levels = np.arange(3, 8 + extra)
         Counted.uses = 0
-        glm_coded._stretch.py_func(
+        coded_rows.py_func(
             *(problem.family, problem.parameter, problem.coded.numbers, problem.coded.codes),
-            *(np.array([0, 1, 2, 8 + extra]), levels, np.r_[[-1] * 3, levels - 3, -1]),
+            *(np.array([0, 1, 2, 8 + extra]), levels),
             *(problem.y, problem.w, problem.offset, np.r_[problem.m, np.full(extra, 0.1)]),
             *(theta, v, C, S, scalars, 0.0, False, np.random.default_rng(0)),
-            *(np.empty(0), np.empty(0), 0),
+            *(np.empty(0), np.empty(0)),
         )
         uses.append(Counted.uses)
     assert uses[0] == uses[1] > 30 * 3

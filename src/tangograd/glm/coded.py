@@ -66,6 +66,10 @@ class Coded:
         """Rows and columns."""
         return len(self.numbers), self.width
 
+    def levels(self, width: int) -> NDArray[np.int64]:
+        """The columns that are not numbers, of a model with so many."""
+        return np.delete(np.arange(width), self.places)
+
     def __getitem__(self, which: Any) -> Any:
         """Some rows; or, after ``:,``, some columns as a dense array."""
         if not isinstance(which, tuple):

@@ -182,8 +182,8 @@ class OnePass:
             self._start()
 
     def _room(self) -> Array | None:
-        """Where a block may be put together that nobody keeps."""
-        if not self.streaming:
+        """Where a block of dense rows may be put together that nobody keeps."""
+        if not self.streaming or not isinstance(self.pending[0].X, np.ndarray):
             return None
         shape = self.block_rows, self.columns
         if self.room is None or self.room.shape != shape:

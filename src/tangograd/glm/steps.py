@@ -57,7 +57,7 @@ def _coded(model: OnePass, block: Rows) -> None:
     X, sums = block.X, model.sums
     scores, fishers = (np.empty(0 if sums is None else len(block)) for _ in range(2))
     dense = np.r_[X.places, model.columns]
-    levels = np.delete(np.arange(model.columns), X.places)
+    levels = X.levels(model.columns)
     cast(Any, coded_rows)(
         model.family.code,
         model.family.parameter,

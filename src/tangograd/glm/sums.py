@@ -117,7 +117,7 @@ class Sums:
                 total += _coded_squares(X, m, weights, intercept)
             return
         p, d = X.numbers.shape[1], self.size - 1
-        levels = np.delete(np.arange(d), X.places)
+        levels = X.levels(d)
         level_of = np.full(d, -1)
         level_of[levels] = np.arange(len(levels))
         numbers = np.zeros((2, p + 1, p + 1))

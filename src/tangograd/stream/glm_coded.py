@@ -31,6 +31,22 @@ from tangograd.stream.glm_sparse import centre, fold
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
+def _taken(whole, places, more):  # type: ignore[no-untyped-def]
+    """A copy of some elements with ``more`` zeros after them, far from others in memory."""
+    size = len(places) + more
+    part = np.zeros(size + 2 * APART)[APART : APART + size]
+    for i in range(len(places)):
+        part[i] = whole[places[i]]
+    return part
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def _put(part, places, whole):  # type: ignore[no-untyped-def]
+    for i in range(len(places)):
+        whole[places[i]] = part[i]
+
+
+@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
 def coded_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,
@@ -80,173 +96,100 @@ def coded_rows(  # type: ignore[no-untyped-def]
     level_of = np.full(len(theta), -1)
     for own in range(len(levels)):
         level_of[levels[own]] = own
-    done = 0
-    while done < len(y):
-        done = _stretch(
-            family,
-            parameter,
-            numbers,
-            codes,
-            dense,
-            levels,
-            level_of,
-            y,
-            w,
-            offset,
-            m,
-            theta,
-            v,
-            C,
-            S,
-            scalars,
-            alpha,
-            sampled,
-            rng,
-            scores,
-            fishers,
-            done,
+    p, n_codes = numbers.shape[1], codes.shape[1]
+    keeping, free = len(scores) > 0, family in FREE
+    n = 0
+    while n < len(y):  # up to a renewal or a penalty, for which all must be whole
+        # after the levels a coefficient is in the place of the intercept of ``fold``; it is 0
+        theta_x, v_x = _taken(theta, dense, 0), _taken(v, dense, 0)
+        C_x, S_x, m_x = _taken(C, dense, 0), _taken(S, dense, 0), _taken(m, dense[:p], 0)
+        x = _taken(m, dense[:p], 1)
+        x[p] = 1.0
+        theta_l, v_l, C_l = _taken(theta, levels, 1), _taken(v, levels, 1), _taken(C, levels, 1)
+        S_l, m_l = _taken(S, levels, 1), _taken(m, levels, 0)
+        theta_2, v_2, C_2, S_2 = (
+            theta_l.reshape(1, -1),
+            v_l.reshape(1, -1),
+            C_l.reshape(1, -1),
+            S_l.reshape(1, -1),
         )
+        Cm, mCm = np.empty((1, len(levels))), np.empty(1)
+        centred, f_sum = np.zeros((1, 4)), np.zeros(1)
+        centre(C_2, m_l, Cm, mCm)
+        scalars[SCALE], scalars[LAG] = 1.0, 0.0
+        fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
+        r, rho, mu, mphi = 0.0, 0.0, centred[0, 2], centred[0, 3]
+        whole = False
+        while n < len(y) and not whole:
+            k = scalars[ROWS] + 1
+            scalars[ROWS] = k
+            keep, dt = 1 - scalars[DT], 1 / k
+            scale, lag = scalars[SCALE] * keep, scalars[LAG]
+            eta, t, q = theta_x[p] + offset[n], v_x[p], C_x[p]
+            for j in range(p):
+                x_j = numbers[n, j] - m_x[j]
+                x[j] = x_j
+                eta += x_j * theta_x[j]
+                t += x_j * v_x[j]
+                q += C_x[j] * x_j * x_j
+            xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
+            for e in range(n_codes):
+                if codes[n, e] >= 0:
+                    own = level_of[codes[n, e]]
+                    xu += v_l[own]
+                    xphi += theta_l[own]
+                    xCm += Cm[0, own]
+                    xCx += C_l[own]
+            along_u = xu - r * xCm - (mu - r * mCm[0])
+            eta += xphi - rho * xCm - (mphi - rho * mCm[0]) - lag * along_u
+            t = keep * t + scale * along_u
+            q += max(0.0, xCx - 2 * xCm + mCm[0])
+            loss, s, f = point(family, parameter, eta, y[n])
+            weight = w[n]
+            f_hat = pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
+            a = weight * (s - f_hat * t)
+            fq = weight * f_hat * q
+            pearson = s * s / f if free and f > 0 else 0.0
+            moved = 0.0 if family == GAUSSIAN else abs(a) * q
+            a *= rate(scalars, weight, loss, fq, fq * fq, pearson, moved)
+            f *= weight
+            for j in range(p + 1):
+                v_j = keep * v_x[j] + a * C_x[j] * x[j]
+                v_x[j] = v_j
+                theta_x[j] -= dt * v_j
+                S_x[j] += f * x[j] * x[j]
+            gain, along = a / scale, 0.0
+            for e in range(n_codes):
+                if codes[n, e] >= 0:
+                    own = level_of[codes[n, e]]
+                    v_l[own] += gain * C_l[own]
+                    theta_l[own] += lag * gain * C_l[own]
+                    S_l[own] += f * (1 - 2 * m_l[own])
+                    along += Cm[0, own]
+            f_sum[0] += f
+            r += gain
+            rho += lag * gain
+            mu += gain * along
+            mphi += lag * gain * along
+            scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
+            if keeping:
+                scores[n], fishers[n] = weight * s, f
+            n += 1
+            whole = k >= scalars[RENEWAL] or (alpha > 0 and k >= scalars[PENALTY])
+        centred[0, 0], centred[0, 1], S_l[len(levels)] = r, rho, S_x[p]
+        fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
+        _put(theta_x, dense, theta)
+        _put(v_x, dense, v)
+        _put(S_x, dense, S)
+        _put(theta_l, levels, theta)
+        _put(v_l, levels, v)
+        _put(S_l, levels, S)
         if alpha > 0 and scalars[ROWS] >= scalars[PENALTY]:
             penalise(
                 scalars, theta.reshape(1, -1), v.reshape(1, -1), C.reshape(1, -1), alpha, family
             )
         if scalars[ROWS] >= scalars[RENEWAL]:
             renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
-
-
-@njit(cache=True, error_model="numpy", nogil=True)
-def _taken(whole, places, more):  # type: ignore[no-untyped-def]
-    """A copy of some elements with ``more`` zeros after them, far from others in memory."""
-    size = len(places) + more
-    part = np.zeros(size + 2 * APART)[APART : APART + size]
-    for i in range(len(places)):
-        part[i] = whole[places[i]]
-    return part
-
-
-@njit(cache=True, error_model="numpy", nogil=True)
-def _put(part, places, whole):  # type: ignore[no-untyped-def]
-    for i in range(len(places)):
-        whole[places[i]] = part[i]
-
-
-@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
-def _stretch(  # type: ignore[no-untyped-def]
-    family,
-    parameter,
-    numbers,
-    codes,
-    dense,
-    levels,
-    level_of,
-    y,
-    w,
-    offset,
-    m,
-    theta,
-    v,
-    C,
-    S,
-    scalars,
-    alpha,
-    sampled,
-    rng,
-    scores,
-    fishers,
-    first,
-):
-    """The rows from the first on, up to the next renewal or penalty; the row after them.
-
-    In the arrays of the levels, a coefficient after theirs is in the place of the intercept of
-    ``fold``; it is 0.
-    """
-    p, n_codes = numbers.shape[1], codes.shape[1]
-    keeping, free = len(scores) > 0, family in FREE
-    theta_x, v_x = _taken(theta, dense, 0), _taken(v, dense, 0)
-    C_x, S_x, m_x = _taken(C, dense, 0), _taken(S, dense, 0), _taken(m, dense[:p], 0)
-    x = _taken(m, dense[:p], 1)
-    x[p] = 1.0
-    theta_l, v_l, C_l = _taken(theta, levels, 1), _taken(v, levels, 1), _taken(C, levels, 1)
-    S_l, m_l = _taken(S, levels, 1), _taken(m, levels, 0)
-    theta_2, v_2, C_2, S_2 = (
-        theta_l.reshape(1, -1),
-        v_l.reshape(1, -1),
-        C_l.reshape(1, -1),
-        S_l.reshape(1, -1),
-    )
-    Cm, mCm = np.empty((1, len(levels))), np.empty(1)
-    centred, f_sum = np.zeros((1, 4)), np.zeros(1)
-    centre(C_2, m_l, Cm, mCm)
-    scalars[SCALE], scalars[LAG] = 1.0, 0.0
-    fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
-    r, rho, mu, mphi = 0.0, 0.0, centred[0, 2], centred[0, 3]
-    n = first
-    stop = False
-    while n < len(y) and not stop:
-        k = scalars[ROWS] + 1
-        scalars[ROWS] = k
-        keep, dt = 1 - scalars[DT], 1 / k
-        scale, lag = scalars[SCALE] * keep, scalars[LAG]
-        eta, t, q = theta_x[p] + offset[n], v_x[p], C_x[p]
-        for j in range(p):
-            x_j = numbers[n, j] - m_x[j]
-            x[j] = x_j
-            eta += x_j * theta_x[j]
-            t += x_j * v_x[j]
-            q += C_x[j] * x_j * x_j
-        xu, xphi, xCm, xCx = 0.0, 0.0, 0.0, 0.0
-        for e in range(n_codes):
-            if codes[n, e] >= 0:
-                own = level_of[codes[n, e]]
-                xu += v_l[own]
-                xphi += theta_l[own]
-                xCm += Cm[0, own]
-                xCx += C_l[own]
-        along_u = xu - r * xCm - (mu - r * mCm[0])
-        eta += xphi - rho * xCm - (mphi - rho * mCm[0]) - lag * along_u
-        t = keep * t + scale * along_u
-        q += max(0.0, xCx - 2 * xCm + mCm[0])
-        loss, s, f = point(family, parameter, eta, y[n])
-        weight = w[n]
-        f_hat = pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
-        a = weight * (s - f_hat * t)
-        fq = weight * f_hat * q
-        pearson = s * s / f if free and f > 0 else 0.0
-        moved = 0.0 if family == GAUSSIAN else abs(a) * q
-        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, moved)
-        f *= weight
-        for j in range(p + 1):
-            v_j = keep * v_x[j] + a * C_x[j] * x[j]
-            v_x[j] = v_j
-            theta_x[j] -= dt * v_j
-            S_x[j] += f * x[j] * x[j]
-        gain, along = a / scale, 0.0
-        for e in range(n_codes):
-            if codes[n, e] >= 0:
-                own = level_of[codes[n, e]]
-                v_l[own] += gain * C_l[own]
-                theta_l[own] += lag * gain * C_l[own]
-                S_l[own] += f * (1 - 2 * m_l[own])
-                along += Cm[0, own]
-        f_sum[0] += f
-        r += gain
-        rho += lag * gain
-        mu += gain * along
-        mphi += lag * gain * along
-        scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
-        if keeping:
-            scores[n], fishers[n] = weight * s, f
-        n += 1
-        stop = k >= scalars[RENEWAL] or (alpha > 0 and k >= scalars[PENALTY])
-    centred[0, 0], centred[0, 1], S_l[len(levels)] = r, rho, S_x[p]
-    fold(theta_2, v_2, S_2, Cm, centred, f_sum, m_l, scalars)
-    _put(theta_x, dense, theta)
-    _put(v_x, dense, v)
-    _put(S_x, dense, S)
-    _put(theta_l, levels, theta)
-    _put(v_l, levels, v)
-    _put(S_l, levels, S)
-    return n
 
 
 @njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)

@@ -170,13 +170,7 @@ def test_the_way_rows_come_does_not_matter(tmp_path, stream, monkeypatch):
     kept = [fit(path, "--target", "visits") for path in _ways(frame, tmp_path)]
     whole = (tmp_path / "data.csv").read_bytes()
     kept.append(fit("-", "--target", "visits", stdin=whole))
-    monkeypatch.setattr("tangograd.glm.commands.command.open_table", _in_small_blocks)
-    kept.append(fit(tmp_path / "data.csv", "--target", "visits"))
-    assert kept[0]["summary"]["progressive"]
-    for other in kept[1:]:
-        assert other["summary"]["coefficients"] == kept[0]["summary"]["coefficients"]
-        assert other["held_out"] == kept[0]["held_out"]
-        assert other["rows"] == kept[0]["rows"]
+    _assert_all_the_same(kept, tmp_path, monkeypatch)
 
 
 def test_the_way_rows_with_levels_come_does_not_matter(tmp_path, stream, monkeypatch):
@@ -184,12 +178,7 @@ def test_the_way_rows_with_levels_come_does_not_matter(tmp_path, stream, monkeyp
     monkeypatch.setattr(engine, "BLOCK_ROWS", 256)
     frame = visits(4000)[["x", "region", "age", "happy", "visits"]]
     kept = [fit(path, "--target", "visits") for path in _ways(frame, tmp_path)]
-    monkeypatch.setattr("tangograd.glm.commands.command.open_table", _in_small_blocks)
-    kept.append(fit(tmp_path / "data.csv", "--target", "visits"))
-    assert kept[0]["summary"]["progressive"]
-    for other in kept[1:]:
-        assert other["summary"]["coefficients"] == kept[0]["summary"]["coefficients"]
-        assert other["held_out"] == kept[0]["held_out"]
+    _assert_all_the_same(kept, tmp_path, monkeypatch)
     matrix = Design._matrix
     monkeypatch.setattr(Design, "_matrix", lambda self, *given: matrix(self, *given[:2], None))
     whole = fit(tmp_path / "data.csv", "--target", "visits")["summary"]["coefficients"]
@@ -197,6 +186,17 @@ def test_the_way_rows_with_levels_come_does_not_matter(tmp_path, stream, monkeyp
     for one, other in zip(whole, kept[0]["summary"]["coefficients"], strict=True):
         assert math.isclose(one["estimate"], other["estimate"], rel_tol=1e-9)
         assert math.isclose(one["standard_error"], other["standard_error"], rel_tol=1e-9)
+
+
+def _assert_all_the_same(kept, folder, monkeypatch):
+    """Fits that were made, and one in small blocks from now on."""
+    monkeypatch.setattr("tangograd.glm.commands.command.open_table", _in_small_blocks)
+    kept.append(fit(folder / "data.csv", "--target", "visits"))
+    assert kept[0]["summary"]["progressive"]
+    for other in kept[1:]:
+        assert other["summary"]["coefficients"] == kept[0]["summary"]["coefficients"]
+        assert other["held_out"] == kept[0]["held_out"]
+        assert other["rows"] == kept[0]["rows"]
 
 
 def _ways(frame, folder):

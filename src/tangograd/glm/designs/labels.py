@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from difflib import get_close_matches
 
 from tangograd.glm.errors import DataError
+from tangograd.glm.tables.tables import shortened
 
 MISSING = "(missing)"
 
@@ -26,13 +27,13 @@ def label(value: object) -> str | None:
     return None if value is None else str(value)
 
 
-def quoted(text: str | None, most: int = 80) -> str:
-    """In quotation marks, for a message; the beginning of a long one.
+def told(text: str | None) -> str:
+    """A level in a message: the beginning of a long one, in quotation marks.
 
-    >>> quoted("north"), quoted("abcdef", 4)
-    ("'north'", "'abc…'")
+    >>> told("north")
+    "'north'"
     """
-    return repr(text if text is None or len(text) <= most else f"{text[: most - 1]}…")
+    return repr(None if text is None else shortened(text))
 
 
 def unknown_column(name: str, columns: Iterable[str], role: str = "") -> DataError:
@@ -54,4 +55,4 @@ def did_you_mean(name: str, known: Iterable[str]) -> str:
     " Did you mean 'north'?"
     """
     close = get_close_matches(name, list(known), n=1)
-    return f" Did you mean {quoted(close[0])}?" if close else ""
+    return f" Did you mean {told(close[0])}?" if close else ""

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.designs.labels import MISSING, did_you_mean, quoted
+from tangograd.glm.designs.labels import MISSING, did_you_mean, told
 from tangograd.glm.designs.terms import Term
 from tangograd.glm.errors import DataError
 
@@ -74,7 +74,7 @@ class Category:
         """
         if self.baseline is not None and self.baseline not in self.codes:
             raise DataError(
-                f"the baseline {quoted(self.baseline)} is not a level of {self.column!r}; its "
+                f"the baseline {told(self.baseline)} is not a level of {self.column!r}; its "
                 f"levels are: {shown(self.labels)}.{did_you_mean(self.baseline, self.codes)}"
             )
 
@@ -88,13 +88,13 @@ class Category:
         "region: 2 levels, baseline 'east' (first in sorted order)"
         """
         if len(self.codes) < 2:
-            held = f"one level only, {quoted(self.labels[0])}" if self.codes else "no levels"
+            held = f"one level only, {told(self.labels[0])}" if self.codes else "no levels"
             return f"{self.column}: {held}"
         words = {"sorted": "first in sorted order", "given": "first of the levels given"}
         reason = "as stated in the formula" if self.stated else words.get(self.origin, self.origin)
         absent = ", which no row has" if self.seen is False else ""
         number = len(self.codes)
-        baseline = quoted(self.baseline)
+        baseline = told(self.baseline)
         return f"{self.column}: {number} levels, baseline {baseline} ({reason}){absent}"
 
 
@@ -104,7 +104,7 @@ def shown(labels: Sequence[str], most: int = 10) -> str:
     >>> shown(["a", "b", "c"], 2)
     "'a', 'b', … (3 in all)"
     """
-    listed = ", ".join(map(quoted, labels[:most]))
+    listed = ", ".join(map(told, labels[:most]))
     return listed + (f", … ({len(labels)} in all)" if len(labels) > most else "")
 
 

@@ -24,7 +24,7 @@ from tangograd.glm.designs.columns import (
     take_column,
 )
 from tangograd.glm.designs.expressions import Expression
-from tangograd.glm.designs.labels import MISSING, did_you_mean, quoted
+from tangograd.glm.designs.labels import MISSING, did_you_mean, told
 from tangograd.glm.designs.layout import Category, Layout, shown
 from tangograd.glm.errors import DataError
 
@@ -195,7 +195,7 @@ class Reading:
         def text(row: int) -> str:
             label = levels.labels[levels.codes[row]]
             return (
-                f"{quoted(label)} is not a level of column {category.column!r}, whose levels are "
+                f"{told(label)} is not a level of column {category.column!r}, whose levels are "
                 f"{shown(category.labels)}: {way_out}.{did_you_mean(label, category.codes)}"
             )
 
