@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tangograd import TANGO, Categorical, Gaussian
@@ -333,6 +334,16 @@ def test_layers_inside_vmap_have_no_kronecker_factors(engine):
     optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner="kronecker", engine=engine)
     fit(optimizer, model, x, y, 6)
     assert len(optimizer.param_groups[0]["preconditioner"].state_dict()["averages"]) == 1
+
+
+def test_a_transform_inside_a_compiled_model_is_refused_and_leaves_no_level_open():
+    model, x, y = VmappedLayer(), torch.randn(16, 3), torch.randint(4, (16,))
+    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner=None, engine="compiled")
+    with pytest.raises(RuntimeError, match="transforms of torch.func, such as vmap"):
+        fit(optimizer, model, x, y, 1)
+    with forward_ad.dual_level():  # there is only one at a time
+        pass
+    fit(TANGO(model.parameters(), gamma=0.05), model, x, y, 1)
 
 
 def test_parameters_changed_between_block_and_step():

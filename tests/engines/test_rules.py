@@ -232,6 +232,72 @@ def test_rows_that_attend_to_nothing():
     assert bool(t.isfinite().all()) or not bool(z.isfinite().all())
 
 
+@pytest.mark.parametrize("is_causal", [True, False])
+@pytest.mark.parametrize("lengths", [(65, 65), (7, 40), (40, 7), (1, 1)])
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
+def test_attention_of_all_lengths_and_layouts(order, lengths, is_causal):
+    """Outputs, where they lie in memory, and gradients are torch's; the tangent its derivative."""
+    inputs = [
+        numbers(*((2, 3, n, 8)[i] for i in order), seed=seed)
+        .permute(*(order.index(i) for i in range(4)))
+        .requires_grad_()
+        for seed, n in enumerate((lengths[0], lengths[1], lengths[1]))
+    ]
+    tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
+
+    def function(q, k, v):
+        return attention(q, k, v, is_causal=is_causal)
+
+    z, t = lean(function, inputs, tangents, range(3))
+    wanted = function(*inputs)
+    torch.testing.assert_close(z, wanted, rtol=0, atol=1e-14)
+    assert z.stride() == wanted.stride()
+    torch.testing.assert_close(
+        t, difference(function, inputs, tangents, range(3)), atol=1e-8, rtol=0
+    )
+    u = numbers(*z.shape, seed=40)
+    plain = torch.autograd.grad(wanted, inputs, u)
+    for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
+        torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+
+
+def test_attention_computes_outputs_once():
+    """P serves outputs and tangent: torch's kernel is asked for gradients alone."""
+    inputs = [x.clone().requires_grad_() for x in qkv]
+    with torch.profiler.profile() as seen:
+        z, _ = lean(lambda q, k, v: attention(q, k, v, is_causal=True), inputs, qkv, range(3))
+        z.sum().backward()
+    names = {event.name for event in seen.events()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" not in names
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in names
+
+
+def test_attention_of_a_chosen_kernel_is_left_to_it():
+    """Its gradients may be wanted with a graph, which the fused kernel's have not."""
+    inputs = [x.clone().requires_grad_() for x in qkv]
+    with sdpa_kernel(SDPBackend.MATH):
+        z, _ = lean(attention, inputs, qkv, range(3))
+    (first,) = torch.autograd.grad(z.square().sum(), inputs[:1], create_graph=True)
+    (second,) = torch.autograd.grad(first.square().sum(), inputs[:1])
+    assert bool(second.isfinite().all())
+
+
+def test_attention_under_autocast_has_its_precision():
+    inputs = [x.float().requires_grad_() for x in qkv]
+    with torch.autocast("cpu", torch.bfloat16):
+        z, t = lean(attention, inputs, [x.float() for x in qkv], range(3))
+        wanted = attention(*inputs)
+    assert z.dtype == t.dtype == torch.bfloat16
+    assert torch.equal(z, wanted)
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 0, 5), (0, 4, 3, 5)])
+def test_attention_of_nothing(shape):
+    inputs = [numbers(*shape).requires_grad_() for _ in range(3)]
+    z, t = lean(attention, inputs, [x.detach() for x in inputs], range(3))
+    assert z.shape == t.shape == shape
+
+
 def test_attention_with_dropout_has_one_mask():
     """The tangent belongs to the outputs' own mask."""
     inputs = [x.clone().requires_grad_() for x in qkv]

@@ -10,8 +10,7 @@ an ordinary forward pass saves.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from types import FunctionType
@@ -20,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx, nn
 from torch._dynamo import config as dynamo
+from torch._dynamo.exc import BackendCompilerFailed
 from torch._functorch import config as functorch
 from torch.autograd import forward_ad
 from torch.func import functional_call
@@ -31,6 +31,17 @@ from tangograd.engines.lean import Lean
 
 #: for how many sizes of batches, or other conditions, a model is compiled
 SHAPES = 64
+
+#: functions of functorch by which a graph opens its level, and closes it
+OF_LEVELS = frozenset(
+    {
+        "_jvp_increment_nesting",
+        "_enter_dual_level",
+        "_unwrap_for_grad",
+        "_exit_dual_level",
+        "_jvp_decrement_nesting",
+    }
+)
 
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -51,8 +62,11 @@ def compiled_jvp(model: nn.Module, compiler: str) -> Callable[..., Any]:
         # Dynamo runs PyTorch's formulas on shapes; fused attention has none. It would split the
         # graph at the buckets of a DistributedDataParallel, through the pass with tangents.
         limits = dynamo.patch(optimize_ddp=False, recompile_limit=SHAPES)
-        with limits, sdpa_kernel(SDPBackend.MATH):
-            return compiled(*args)
+        try:
+            with limits, sdpa_kernel(SDPBackend.MATH):
+                return compiled(*args)
+        except BackendCompilerFailed as error:
+            raise error.inner_exception from None  # it is that which says what is wrong
 
     return run
 
@@ -92,9 +106,10 @@ _numbers = count()
 
 def _trace_leanly(compiler: str, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
     """A backend of ``torch.compile``: another one, that sees the graph run by the lean rules."""
+    _plain_levels(graph)
 
     def run(*args: Any) -> Any:
-        with _first_level(), Lean():
+        with forward_ad.dual_level(), Lean():
             return graph(*args)
 
     whole = fx.Graph()
@@ -109,11 +124,20 @@ def _trace_leanly(compiler: str, graph: fx.GraphModule, inputs: list[Any]) -> Ca
         return backend(fx.GraphModule(graph, whole), inputs)
 
 
-@contextmanager
-def _first_level() -> Iterator[None]:
-    """The graph opens a dual level without telling the Python side of ``forward_ad``."""
-    kept, forward_ad._current_level = forward_ad._current_level, 0
-    try:
-        yield
-    finally:
-        forward_ad._current_level = kept
+def _plain_levels(graph: fx.GraphModule) -> None:
+    """Leave the dual level to :func:`_trace_leanly`, and tensors as they are.
+
+    ``torch.func.jvp`` wraps its tensors, for transforms inside one another. Without that, functions
+    with a backward of their own work; and a level that PyTorch opens is closed after an error too.
+    """
+    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
+    if sum(name.endswith("_increment_nesting") for name in names) > 1:
+        raise NotImplementedError(
+            "transforms of torch.func, such as vmap, inside a model are not compiled with tangents"
+        )
+    for node, name in zip(list(graph.graph.nodes), names, strict=True):
+        if name == "_unwrap_for_grad":
+            node.replace_all_uses_with(node.args[0])
+        if name in OF_LEVELS:
+            graph.graph.erase_node(node)
+    graph.recompile()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import reduce
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -27,10 +27,11 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """Outputs by PyTorch's fused kernel; ``d(P V) = P dV + (P ∘ dS) V - rowsum(P ∘ dS) P V``.
+    """``d(P V) = P dV + (P ∘ dS) V - rowsum(P ∘ dS) P V``; gradients by PyTorch's fused kernel.
 
-    With ``S = scale Q Kᵀ + mask`` and ``P = softmax S``. With dropout the mask is needed, so the
-    call goes to a kernel that has a formula.
+    With ``S = scale Q Kᵀ + mask`` and ``P = softmax S``. Where that kernel can be had by itself,
+    ``P V`` comes from the P that the tangent needs; elsewhere from PyTorch. With dropout the mask
+    is needed, so the call goes to a kernel that has a formula.
     """
     duals = [tangent_of(x) for x in (query, key, value, attn_mask)]
     options = {
@@ -42,78 +43,147 @@ def attention(
     }
     if all(dual is None for dual in duals):
         return func(query, key, value, **options)
-    if dropout_p > 0 or duals[3] is not None:
+    if dropout_p > 0 or duals[3] is not None or 0 in (query.numel(), key.numel()):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
             return cut(func(query, key, value, **options))
     Q, K, V = plain(query), plain(key), plain(value)
+    scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
+    if attn_mask is None and _has_gradients(Q, K, V):
+        return dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
     z = func(Q, K, V, **options)
     with torch.no_grad():
-        t = _attention_tangent((Q, K, V), duals[:3], z, attn_mask, is_causal, scale)
+        t = _rows((Q, K, V), duals[:3], attn_mask, is_causal, scale).t
     return dual(z, t)
 
 
-def _attention_tangent(
+def _has_gradients(Q: Tensor, K: Tensor, V: Tensor) -> bool:
+    """Whether the fused kernel's gradients can be had without its outputs."""
+    return (
+        Q.device.type == "cpu"
+        and Q.dtype == K.dtype == V.dtype
+        and Q.dtype in (torch.float32, torch.float64)
+        and Q.dim() == K.dim() == V.dim() == 4
+        and Q.shape[:2] == K.shape[:2] == V.shape[:2]
+        and Q.shape[-1] == K.shape[-1] == V.shape[-1]
+        and K.shape[2] == V.shape[2]
+        and torch.backends.cuda.flash_sdp_enabled()  # a switch of all devices
+        and not torch.is_autocast_enabled("cpu")  # which goes by the name of the function
+        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, (Q, K, V)))
+    )
+
+
+class _Attention(torch.autograd.Function):
+    """Outputs and tangents from one P, which is not kept; PyTorch's fused kernel backward."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        Q: Tensor,
+        K: Tensor,
+        V: Tensor,
+        dQ: Tensor | None,
+        dK: Tensor | None,
+        dV: Tensor | None,
+        is_causal: bool,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        found = _rows((Q, K, V), (dQ, dK, dV), None, is_causal, scale)
+        ctx.save_for_backward(Q, K, V, found.z, found.logsumexp)
+        ctx.options = is_causal, scale
+        ctx.mark_non_differentiable(found.t)
+        return found.z, found.t
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, g: Tensor, _: Any) -> Any:
+        is_causal, scale = ctx.options
+        backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+        found = backward(g, *ctx.saved_tensors, 0.0, is_causal, scale=scale)
+        return (*found, None, None, None, None, None)
+
+
+class _Rows(NamedTuple):
+    """Of some queries, or all: outputs, their tangent, and ``log Σ exp S``."""
+
+    z: Tensor
+    t: Tensor
+    logsumexp: Tensor
+
+
+def _rows(
     values: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
-    z: Tensor,
     mask: Tensor | None,
     is_causal: bool,
-    scale: float | None,
-) -> Tensor:
+    scale: float,
+) -> _Rows:
     Q, K, V = values
     dQ, dK, dV = tangents
-    scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     groups = Q.shape[-3] // K.shape[-3] if Q.dim() > 2 else 1
     if groups > 1:
         K, V = K.repeat_interleave(groups, -3), V.repeat_interleave(groups, -3)
         dK, dV = (None if x is None else x.repeat_interleave(groups, -3) for x in (dK, dV))
     # products of heads that lie side by side in memory are slow: each gets its own place
     Q = Q.clone(memory_format=torch.contiguous_format).mul_(scale)
-    K, V = K.contiguous(), V.contiguous()
+    K = K.contiguous()
     dQ = None if dQ is None else dQ * scale
-    dV = None if dV is None else dV.contiguous()
-    if not is_causal:
-        return _rows_tangent((Q, K, V), (dQ, dK, dV), z, mask)
+    both = V.contiguous() if dV is None else torch.cat((V, dV), -1)
     length, parts = Q.shape[-2], []
-    for n in range(BLOCKS):  # the first queries see only the first keys
-        first, last = (i * length // BLOCKS for i in (n, n + 1))
-        own, seen = slice(first, last), slice(last)
-        pairs = ((dQ, own), (dK, seen), (dV, seen))
-        moving = [None if x is None else x[..., some, :] for x, some in pairs]
-        resting = Q[..., own, :], K[..., seen, :], V[..., seen, :]
-        parts.append(_rows_tangent(resting, moving, z[..., own, :], None, first))
-    return torch.cat(parts, -2)
+    blocks = min(BLOCKS, length) if is_causal else 1
+    for n in range(blocks):  # the first queries see only the first keys
+        first, last = (i * length // blocks for i in (n, n + 1))
+        own, seen = slice(first, last), slice(last if is_causal else None)
+        moving = [None if x is None else x[..., s, :] for x, s in ((dQ, own), (dK, seen))]
+        resting = Q[..., own, :], K[..., seen, :], both[..., seen, :]
+        parts.append(_block(resting, moving, mask, dV is not None, first if is_causal else None))
+    order = sorted(range(Q.dim()), key=values[0].stride, reverse=True)
+    return _Rows(
+        _joined([part.z for part in parts], order),
+        _joined([part.t for part in parts], order),
+        torch.cat([part.logsumexp for part in parts], -1),
+    )
 
 
-def _rows_tangent(
+def _joined(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
+    """Of all queries, in memory in an order of dimensions: that of the queries, as torch's are."""
+    whole = torch.cat([x.permute(*order) for x in parts], order.index(len(order) - 2))
+    return whole.permute(*(order.index(i) for i in range(len(order))))
+
+
+def _block(
     values: Sequence[Tensor],
     tangents: Sequence[Tensor | None],
-    z: Tensor,
     mask: Tensor | None,
+    moves: bool,
     first: int | None = None,
-) -> Tensor:
-    """The tangent for some of the queries, which have the scale in them.
+) -> _Rows:
+    """Some of the queries, which have the scale in them.
 
     Args:
-        values: queries, keys and values.
-        tangents: theirs.
-        z: the outputs.
+        values: queries, keys, and values with their tangents, if they have some, beside them.
+        tangents: of queries and keys.
         mask: as for PyTorch's attention.
+        moves: whether values have tangents.
         first: of causal attention, the number of the first query.
     """
-    Q, K, V = values
-    dQ, dK, dV = tangents
+    Q, K, both = values
+    dQ, dK = tangents
     S = Q @ K.transpose(-2, -1)
     if first is not None:
         S.add_(torch.full(S.shape[-2:], -math.inf, dtype=S.dtype, device=S.device).triu_(first + 1))
     if mask is not None:
         S = S.masked_fill_(~mask, -math.inf) if mask.dtype == torch.bool else S.add_(mask)
-    P = torch.softmax(S, -1)
-    P = torch.where(P.isnan(), 0.0, P) if mask is not None else P  # rows that see nothing
-    terms = [] if dV is None else [P @ dV]
+    highest = S.amax(-1, keepdim=True)
+    E = S.sub_(highest).exp_()  # P = E / total
+    total = E.sum(-1, keepdim=True)
+    if mask is not None:  # rows that see nothing
+        E, total = torch.where(E.isnan(), 0.0, E), torch.where(total.isnan(), 1.0, total)
+    width = both.shape[-1] // 2 if moves else both.shape[-1]
+    V, (z, *terms) = both[..., :width], (E @ both).split(width, -1)
+    z = z / total
     pairs = ([] if dQ is None else [(dQ, K)]) + ([] if dK is None else [(Q, dK)])
     if pairs:
         left, right = (torch.cat(side, -1) for side in zip(*pairs, strict=True))
-        P_dS = (left @ right.transpose(-2, -1)).mul_(P)
-        terms += [P_dS @ V, P_dS.sum(-1, keepdim=True).neg_() * z]
-    return reduce(torch.add, terms)
+        E_dS = (left @ right.transpose(-2, -1)).mul_(E)
+        terms += [E_dS @ V, E_dS.sum(-1, keepdim=True).neg_() * z]
+    return _Rows(z, reduce(torch.add, terms) / total, (highest + total.log()).squeeze(-1))
