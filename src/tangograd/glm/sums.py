@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.coded import Coded
+from tangograd.glm.coded_sums import ROUNDING, CodedSums, coded_squares
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
-from tangograd.stream.glm_coded import coded_products
 
 Array = NDArray[np.float64]
 
-#: a share of the weight that is no zero of a sparse column
-ROUNDING = 1e-12
 #: sparse rows with a smaller share of non-zeros are multiplied as such
 FEW = 0.1
 #: unless a column is so far from 0, in its standard deviations, that centring would cancel
@@ -25,8 +22,8 @@ FAR = 1e3
 #: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
 STRIP_BYTES = 1 << 18
 STRIP_ROWS = 256  # but at least
-#: of numbers and levels so many, which are small: threads wait for each other between calls
-CODED_ROWS = 2048
+#: sums of numbers and levels are put to the others after so many rows, lest rounding adds up
+FOLD_ROWS = 1 << 20
 
 
 def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
@@ -66,8 +63,9 @@ class Sums:
         self.outputs, self.size, self.full = outputs, size, full
         self.gradient = np.zeros(p)
         self.mistakes = 0  # rows to whose class the model gives less than one half
-        self.fisher = np.zeros((p, p) if full else p)
-        self.meat = np.zeros((p, p) if full else p)
+        self._fisher = np.zeros((p, p) if full else p)
+        self._meat = np.zeros((p, p) if full else p)
+        self._coded: CodedSums | None = None
 
     def add(
         self,
@@ -85,8 +83,8 @@ class Sums:
             )
             for i in range(self.outputs):
                 here = np.s_[i * self.size : (i + 1) * self.size]
-                self.fisher[here] += weighted_powers(rows.X, m, fishers[:, i, i], 2, intercept)
-                self.meat[here] += weighted_powers(rows.X, m, scores[:, i] ** 2, 2, intercept)
+                self._fisher[here] += weighted_powers(rows.X, m, fishers[:, i, i], 2, intercept)
+                self._meat[here] += weighted_powers(rows.X, m, scores[:, i] ** 2, 2, intercept)
             return
         if _few_entries(rows.X, m):
             self._add_sparse(rows.X, m, scores, fishers, intercept, meat)
@@ -104,49 +102,38 @@ class Sums:
         For covariances: of a stream, whose θ moves, the sum of the gradients says nothing.
         """
         if self.full:
-            self.fisher += roots.T @ roots
-            self.meat += slopes.T @ slopes
+            self._fisher += roots.T @ roots
+            self._meat += slopes.T @ slopes
         else:
-            self.fisher += (roots * roots).sum(axis=0)
-            self.meat += (slopes * slopes).sum(axis=0)
+            self._fisher += (roots * roots).sum(axis=0)
+            self._meat += (slopes * slopes).sum(axis=0)
 
     def add_coded(self, X: Coded, m: Array, scores: Array, fishers: Array, intercept: bool) -> None:
-        """Rows of one output with numbers and levels; for covariances, as the above."""
+        """Rows of one output with numbers and levels, the same until ``grow``; as the above."""
         if not self.full:
-            for total, weights in ((self.fisher, fishers), (self.meat, scores**2)):
-                total += _coded_squares(X, m, weights, intercept)
+            self._fisher += coded_squares(X, m, fishers, intercept)
+            self._meat += coded_squares(X, m, scores**2, intercept)
             return
-        p, d = X.numbers.shape[1], self.size - 1
-        levels = X.levels(d)
-        level_of = np.full(d, -1)
-        level_of[levels] = np.arange(len(levels))
-        numbers = np.zeros((2, p + 1, p + 1))
-        cross = np.zeros((len(levels), 2, p + 1))
-        pairs = np.zeros((len(levels), 2, len(levels)))
-        slopes, roots = (np.empty((min(CODED_ROWS, len(scores)), p + 1)) for _ in range(2))
-        for start in range(0, len(scores), CODED_ROWS):
-            here = slice(start, start + CODED_ROWS)
-            n = len(scores[here])
-            cast(Any, coded_products)(
-                X.numbers[here],
-                X.codes[here],
-                level_of,
-                m[X.places],
-                scores[here],
-                fishers[here],
-                slopes[:n],
-                roots[:n],
-                cross,
-                pairs,
-            )
-            numbers[0] += roots[:n].T @ roots[:n]
-            numbers[1] += slopes[:n].T @ slopes[:n]
-        order = np.r_[levels, X.places, d]
-        for i, total in enumerate((self.fisher, self.meat)):
-            own = _centred(numbers[i], cross[:, i], pairs[:, i], m[levels])
-            if not intercept:
-                own[-1], own[:, -1] = 0.0, 0.0
-            total[order[:, None], order] += own
+        if self._coded is None:
+            self._coded = CodedSums(X, m, intercept)
+        self._coded.add(X, scores, fishers)
+        if self._coded.rows >= FOLD_ROWS:
+            self._fold()
+
+    def _fold(self) -> None:
+        """Put the sums of numbers and levels to the others."""
+        if self._coded is not None:
+            self._fisher, self._meat, self._coded = self.fisher, self.meat, None
+
+    @property
+    def fisher(self) -> Array:
+        """The Fisher matrix, or its diagonal."""
+        return self._fisher if self._coded is None else self._fisher + self._coded.matrices()[0]
+
+    @property
+    def meat(self) -> Array:
+        """The outer products of the scores, or their diagonal."""
+        return self._meat if self._coded is None else self._meat + self._coded.matrices()[1]
 
     @property
     def strip(self) -> int:
@@ -156,10 +143,10 @@ class Sums:
     def _add_dense(self, x: Array, scores: Array, fishers: Array, meat: bool) -> None:
         """The same of rows that are centred."""
         self.gradient += (scores.T @ x).ravel()
-        self._add_blocks(self.fisher, lambda i, j: _product(x, fishers[:, i, j], definite=i == j))
+        self._add_blocks(self._fisher, lambda i, j: _product(x, fishers[:, i, j], definite=i == j))
         if meat:
             z = (scores[:, :, None] * x[:, None, :]).reshape(len(x), -1)
-            self.meat += z.T @ z
+            self._meat += z.T @ z
 
     def _add_sparse(
         self, X: Matrix, m: Array, scores: Array, fishers: Array, intercept: bool, meat: bool
@@ -169,11 +156,11 @@ class Sums:
             [weighted(X, m, s, intercept) for s in np.ascontiguousarray(scores.T)]
         )
         self._add_blocks(
-            self.fisher, lambda i, j: _sparse_product(X, m, fishers[:, i, j], intercept)
+            self._fisher, lambda i, j: _sparse_product(X, m, fishers[:, i, j], intercept)
         )
         if meat:
             self._add_blocks(
-                self.meat,
+                self._meat,
                 lambda i, j: _sparse_product(X, m, scores[:, i] * scores[:, j], intercept),
             )
 
@@ -193,15 +180,16 @@ class Sums:
         """Add another's sums."""
         self.gradient += other.gradient
         self.mistakes += other.mistakes
-        self.fisher += other.fisher
-        self.meat += other.meat
+        self._fisher += other.fisher
+        self._meat += other.meat
 
     def grow(self, size: int) -> None:
         """More coefficients, before the last (the intercept)."""
+        self._fold()
         old, self.size = self.size, size
         kept = np.r_[np.arange(old - 1), size - 1]
         kept = (np.arange(self.outputs)[:, None] * size + kept).ravel()
-        for name in ("gradient", "fisher", "meat"):
+        for name in ("gradient", "_fisher", "_meat"):
             before = getattr(self, name)
             after = np.zeros([self.outputs * size] * before.ndim)
             after[np.ix_(*[kept] * before.ndim)] = before
@@ -260,43 +248,6 @@ def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Arra
         result = (X - centre) ** 2 @ own
     rest = weights[d:-1] @ m[d:] ** 2 + (weights[-1] if intercept else 0.0)
     return np.asarray(np.maximum(result, 0.0) + rest)
-
-
-def _coded_squares(X: Coded, m: Array, weights: Array, intercept: bool) -> Array:
-    """``Σ w [x - m, 1]²``, elementwise."""
-    total = float(weights.sum())
-    codes = X.codes + 1  # 0 for none
-    seen = np.zeros(len(m) + 1)
-    for column in codes.T:
-        seen += np.bincount(column, weights, minlength=len(seen))
-    result = np.empty(len(m) + 1)
-    result[:-1] = _level_squares(seen[1:], total, m)
-    result[X.places] = weights @ (X.numbers - m[X.places]) ** 2
-    result[-1] = total if intercept else 0.0
-    return result
-
-
-def _centred(numbers: Array, cross: Array, pairs: Array, m: Array) -> Array:
-    """``Σ a x xᵀ`` for ``x = [e - m, z]``, with levels e and ``z = [numbers, 1]``.
-
-    From ``Σ a z zᵀ``, ``Σ a e zᵀ`` and ``Σ a e eᵀ`` off the diagonal, each pair there in one of its
-    two places.
-    """
-    seen, total, n = cross[:, -1], numbers[-1, -1], len(m)
-    result = np.empty((n + len(numbers),) * 2)
-    along = np.outer(m, seen - 0.5 * total * m)
-    np.subtract(pairs + pairs.T, along + along.T, out=result[:n, :n])
-    result[np.arange(n), np.arange(n)] = _level_squares(seen, total, m)
-    result[:n, n:] = cross - np.outer(m, numbers[-1])
-    result[n:, :n] = result[:n, n:].T
-    result[n:, n:] = numbers
-    return result
-
-
-def _level_squares(seen: Array, total: float, m: Array) -> Array:
-    """``Σ a (e - m)²`` of levels; 0 for one that all rows have, whatever the rounding of sums."""
-    result = seen * (1 - 2 * m) + total * m**2
-    return np.where(result < ROUNDING * total * m**2, 0.0, result)
 
 
 def _with_data(X: Matrix, data: Array) -> Matrix:

@@ -29,6 +29,9 @@ from tangograd.stream.glm import (
 )
 from tangograd.stream.glm_sparse import centre, fold
 
+#: rows whose products are taken at once, which stay in the processor's nearest cache
+STRIP = 256
+
 
 @njit(cache=True, error_model="numpy", nogil=True)
 def _taken(whole, places, more):  # type: ignore[no-untyped-def]
@@ -194,42 +197,51 @@ def coded_rows(  # type: ignore[no-untyped-def]
 
 @njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
 def coded_products(  # type: ignore[no-untyped-def]
-    numbers, codes, level_of, m, scores, fishers, slopes, roots, cross, pairs
+    numbers, codes, levels, m, scores, fishers, products, cross, pairs
 ):
     """What the sums of the Fisher matrices and of the scores' outer products are made of.
+
+    With ``z = [numbers - m, 1]`` and ``a = (w f, (w s)²)`` of each row.
 
     Args:
         numbers: shape (n, p).
         codes: of the levels, shape (n, categories).
-        level_of: from columns to numbers of levels.
+        levels: the columns that are levels.
         m: what the numbers are centred at.
         scores: w s of each row.
         fishers: w f of each row.
-        slopes: gets ``w s z`` of each row, with ``z = [numbers - m, 1]``; shape (n, p + 1).
-        roots: gets ``√(w f) z``.
-        cross: to ``cross[l, i]`` is added ``Σ a z`` over the rows of level l, with a = w f
-            for i = 0 and a = (w s)² for i = 1; shape (levels, 2, p + 1).
-        pairs: to ``pairs[l, i, h]`` is added ``Σ a`` over the rows of levels l and h; each pair in
-            one of its two places.
+        products: to it is added ``Σ a ⊗ z zᵀ``, shape (2 (p + 1), p + 1).
+        cross: to ``cross[l]`` is added ``Σ a ⊗ z`` over the rows of level l, shape
+            (levels, 2 (p + 1)).
+        pairs: to ``pairs[l, i, h]`` is added ``Σ a_i`` over the rows of levels l and h; each pair
+            in one of its two places.
     """
-    p = numbers.shape[1]
-    z = np.ones(p + 1 + 2 * APART)[APART : APART + p + 1]
-    for n in range(len(numbers)):
-        f, s = fishers[n], scores[n]
-        root, square = np.sqrt(f), s * s
-        for j in range(p):
-            z[j] = numbers[n, j] - m[j]
-        for j in range(p + 1):
-            slopes[n, j], roots[n, j] = s * z[j], root * z[j]
-        for e in range(codes.shape[1]):
-            if codes[n, e] < 0:
-                continue
-            own = level_of[codes[n, e]]
-            for j in range(p + 1):
-                cross[own, 0, j] += f * z[j]
-                cross[own, 1, j] += square * z[j]
-            for before in range(e):
-                if codes[n, before] >= 0:
-                    other = level_of[codes[n, before]]
-                    pairs[own, 0, other] += f
-                    pairs[own, 1, other] += square
+    p, size = numbers.shape[1], numbers.shape[1] + 1
+    level_of = np.full(levels.max() + 1 if len(levels) else 0, -1)
+    for own in range(len(levels)):
+        level_of[levels[own]] = own
+    z, a_z, own_products = np.ones((STRIP, size)), np.empty((STRIP, 2 * size)), products.copy()
+    for start in range(0, len(numbers), STRIP):
+        rows = min(STRIP, len(numbers) - start)
+        for row in range(rows):
+            n = start + row
+            f, square = fishers[n], scores[n] * scores[n]
+            z_n, a_z_n = z[row], a_z[row]
+            for j in range(p):
+                z_n[j] = numbers[n, j] - m[j]
+            for j in range(size):
+                a_z_n[j], a_z_n[size + j] = f * z_n[j], square * z_n[j]
+            for e in range(codes.shape[1]):
+                if codes[n, e] < 0:
+                    continue
+                own = level_of[codes[n, e]]
+                cross_l = cross[own]
+                for j in range(2 * size):
+                    cross_l[j] += a_z_n[j]
+                for before in range(e):
+                    if codes[n, before] >= 0:
+                        other = level_of[codes[n, before]]
+                        pairs[own, 0, other] += f
+                        pairs[own, 1, other] += square
+        np.dot(a_z[:rows].T, z[:rows], own_products)
+        products += own_products
