@@ -4,15 +4,61 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.designs.matrix import csr, dense, fill
-from tangograd.glm.pool import Pool
+from tangograd.glm.designs.matrix import csr, dense
+from tangograd.stream.gather import gather
 
 Array = NDArray[np.float64]
+
+
+class Columns:
+    """Numbers as a table has them, a column each; rows of them are put together when needed.
+
+    Args:
+        values: the columns, of one length.
+        rows: the numbers of the rows that are meant, increasing.
+
+    Example:
+        >>> x = Columns([np.array([1.0, 2.0, 3.0]), np.array([4.0, 5.0, 6.0])], np.array([0, 2]))
+        >>> x.together()
+        array([[1., 4.],
+               [3., 6.]])
+        >>> x[1:].together()
+        array([[3., 6.]])
+    """
+
+    def __init__(self, values: Sequence[NDArray[Any]], rows: NDArray[np.int64]) -> None:
+        self.values = [np.ascontiguousarray(column, np.float64) for column in values]
+        self.rows = rows
+        self._length = len(values[0]) if values else 0
+        # the compiled function does not look
+        if any(column.shape != (self._length,) for column in self.values):
+            raise ValueError("columns must be of one length")
+        if values and len(rows) and not 0 <= rows.min() <= rows.max() < self._length:
+            raise IndexError(f"rows are out of the columns, which have {self._length}")
+        places = [column.__array_interface__["data"][0] for column in self.values]
+        self._places = np.array(places, np.int64)
+
+    def __reduce__(self) -> Any:
+        return Columns, (self.values, self.rows)
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, which: slice | NDArray[Any]) -> Columns:
+        some = object.__new__(Columns)
+        some.__dict__.update(self.__dict__ | {"rows": self.rows[which]})
+        return some
+
+    def together(self, room: Array | None = None) -> Array:
+        """The rows, C-contiguous; written to ``room``, if there is one."""
+        matrix = np.empty((len(self), len(self.values))) if room is None else room
+        cast(Any, gather)(self._places, self._length, self.rows, matrix)
+        return matrix
 
 
 @dataclass(frozen=True)
@@ -20,7 +66,7 @@ class Coded:
     """A matrix most of whose columns are 1 in some rows and 0 in the others.
 
     Attributes:
-        numbers: shape (n, p), C-contiguous: the columns that are not such.
+        given: the columns that are not such, shape (n, p): C-contiguous, or still apart.
         places: which columns of the matrix these are, shape (p,).
         codes: the columns that are 1, shape (n, categories); -1 for none.
         width: of the matrix.
@@ -36,35 +82,21 @@ class Coded:
                [0.]])
     """
 
-    numbers: Array
+    given: Array | Columns
     places: NDArray[np.int64]
     codes: NDArray[np.int32]
     width: int
     sparse: bool
 
-    @classmethod
-    def of(
-        cls,
-        rows: int,
-        width: int,
-        whole: Sequence[tuple[int, NDArray[Any]]],
-        coded: Sequence[NDArray[np.int64]],
-        sparse: bool,
-        pool: Pool,
-    ) -> Coded:
-        """From columns of numbers with their places, and from the codes of each category."""
-        numbers = pool.empty((rows, len(whole)))
-        fill(numbers, [(at, values) for at, (_, values) in enumerate(whole)])
-        codes = np.empty((rows, len(coded)), np.int32)
-        for at, columns in enumerate(coded):
-            codes[:, at] = columns
-        places = np.array([place for place, _ in whole], np.int64)
-        return cls(numbers, places, codes, width, sparse)
+    @property
+    def numbers(self) -> Array:
+        """The columns that are not levels, together."""
+        return self.given.together() if isinstance(self.given, Columns) else self.given
 
     @property
     def shape(self) -> tuple[int, int]:
         """Rows and columns."""
-        return len(self.numbers), self.width
+        return len(self.codes), self.width
 
     def levels(self, width: int) -> NDArray[np.int64]:
         """The columns that are not numbers, of a model with so many."""
@@ -73,13 +105,13 @@ class Coded:
     def __getitem__(self, which: Any) -> Any:
         """Some rows; or, after ``:,``, some columns as a dense array."""
         if not isinstance(which, tuple):
-            return replace(self, numbers=self.numbers[which], codes=self.codes[which])
-        columns = np.asarray(which[1])
+            return replace(self, given=self.given[which], codes=self.codes[which])
+        columns, numbers = np.asarray(which[1]), self.numbers
         there = {int(column): at for at, column in enumerate(self.places)}
-        result = np.empty((len(self.numbers), len(columns)))
+        result = np.empty((len(self.codes), len(columns)))
         for at, column in enumerate(columns):
             if int(column) in there:
-                result[:, at] = self.numbers[:, there[int(column)]]
+                result[:, at] = numbers[:, there[int(column)]]
             else:
                 result[:, at] = (self.codes == column).any(axis=1)
         return result
@@ -96,22 +128,33 @@ class Coded:
 
     def plain(self) -> Any:
         """The same as a dense array or a CSR matrix."""
-        build = csr if self.sparse else dense
-        whole = [(int(place), self.numbers[:, at]) for at, place in enumerate(self.places)]
+        build, numbers = csr if self.sparse else dense, self.numbers
+        whole = [(int(place), numbers[:, at]) for at, place in enumerate(self.places)]
         coded = [(self.codes[:, at].astype(np.int64), None) for at in range(self.codes.shape[1])]
-        return build(len(self.numbers), self.width, whole, coded)
+        return build(len(self.codes), self.width, whole, coded)
 
 
-def joined(parts: Sequence[Coded]) -> Coded:
-    """One below the other; they have the same numbers, and those with fewer levels came before."""
+def joined(parts: Sequence[Coded], room: Array | None = None) -> Coded:
+    """One below the other; they have the same numbers, and those with fewer levels came before.
+
+    Args:
+        parts: the matrices.
+        room: a place for the numbers, if they fit.
+    """
     categories = max(part.codes.shape[1] for part in parts)
-    codes = np.full((sum(len(part.codes) for part in parts), categories), -1, np.int32)
+    rows = sum(len(part.codes) for part in parts)
+    codes = np.full((rows, categories), -1, np.int32)
+    numbers = np.empty((rows, len(parts[0].places))) if room is None else room[:rows]
     end = 0
     for part in parts:
         start, end = end, end + len(part.codes)
         codes[start:end, : part.codes.shape[1]] = part.codes
+        if isinstance(part.given, Columns):
+            part.given.together(numbers[start:end])
+        else:
+            numbers[start:end] = part.given
     return Coded(
-        np.concatenate([part.numbers for part in parts]),
+        numbers,
         parts[0].places,
         codes,
         max(part.width for part in parts),

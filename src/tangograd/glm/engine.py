@@ -182,10 +182,11 @@ class OnePass:
             self._start()
 
     def _room(self) -> Array | None:
-        """Where a block of dense rows may be put together that nobody keeps."""
-        if not self.streaming or not isinstance(self.pending[0].X, np.ndarray):
+        """Where a block of dense rows, or their numbers, may be put together that nobody keeps."""
+        X = self.pending[0].X
+        if not self.streaming or is_sparse(X):
             return None
-        shape = self.block_rows, self.columns
+        shape = self.block_rows, len(X.places) if isinstance(X, Coded) else self.columns
         if self.room is None or self.room.shape != shape:
             self.room = np.empty(shape)
         return self.room

@@ -112,13 +112,13 @@ def together(parts: Sequence[Rows], room: Array | None = None) -> Rows:
 
     Args:
         parts: the rows.
-        room: a place for dense rows, if they are of its type and width; memory that was used
-            before is quicker than new memory.
+        room: a place for dense rows, or for their numbers, if they are of its type and width;
+            memory that was used before is quicker than new memory.
     """
+    if all(isinstance(part.X, Coded) for part in parts):
+        return Rows(joined([part.X for part in parts], room), *_rest(parts))
     if len(parts) == 1:
         return parts[0]
-    if all(isinstance(part.X, Coded) for part in parts):
-        return Rows(joined([part.X for part in parts]), *_rest(parts))
     parts = [part.plain().solid() for part in parts]
     width = max(part.X.shape[1] for part in parts)
     matrices = [_widened(part.X, width) for part in parts]
@@ -136,6 +136,8 @@ def together(parts: Sequence[Rows], room: Array | None = None) -> Rows:
 
 def _rest(parts: Sequence[Rows]) -> tuple[Array, Array, Array]:
     """Their y, w and offset."""
+    if len(parts) == 1:
+        return parts[0][1:4]
     y, w, offset = (np.concatenate([part[i] for part in parts]) for i in (1, 2, 3))
     return y, w, offset
 

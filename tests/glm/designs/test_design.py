@@ -14,7 +14,6 @@ from tangograd.glm.coded import Coded
 from tangograd.glm.designs.columns import class_codes
 from tangograd.glm.designs.design import plan
 from tangograd.glm.errors import DataError
-from tangograd.glm.pool import Pool
 from tests.glm.designs.design_tables import FORMULAS, array, batch, split, table, together, where
 
 
@@ -321,7 +320,7 @@ def test_numbers_and_levels_apart_are_the_same_matrix(formula, na):
     design = plan(records.schema, **options, scan=[records])
     growing = plan(records.schema, **options)
     expected = design.rows(records, where=where)
-    found = design.rows(records, where=where, pool=Pool())
+    found = design.rows(records, where=where, apart=True)
     products = any(block.term.numbers and block.term.categories for block in design.layout.blocks)
     assert isinstance(found.X, Coded) is (bool(design.categories) and not products)
     if isinstance(found.X, Coded):
@@ -329,7 +328,7 @@ def test_numbers_and_levels_apart_are_the_same_matrix(formula, na):
         assert found.X.numbers.shape[1] + found.X.codes.shape[1] >= design.entries
         np.testing.assert_array_equal(found.X.plain(), array(expected.X))
     np.testing.assert_array_equal(found.kept, expected.kept)
-    parts = [growing.rows(part, where=where, pool=Pool()).X for part in split(records, [20, 40])]
+    parts = [growing.rows(part, where=where, apart=True).X for part in split(records, [20, 40])]
     fresh, _, _ = together(plan(records.schema, **options), split(records, [20, 40]))
     parts = [part.plain() if isinstance(part, Coded) else array(part) for part in parts]
     width = len(growing.names)

@@ -139,7 +139,7 @@ class _Fit:
     def _head(self) -> tuple[list[Batch], Iterator[Batch]]:
         """The first rows, if they are needed and can be read only once; and the others."""
         head: list[Batch] = []
-        rest = self.table.batches(self.design.reads())
+        rest = self.table.batches(self.design.reads(), threads=False)
         if self.table.rereadable or not self._looks_at_values:
             return head, rest
         try:

@@ -66,7 +66,8 @@ class _Part:
     def types(self) -> dict[str, pa.DataType] | None:
         return dict(zip(self.names, self.data.schema.types, strict=True))
 
-    def read(self, schema: pa.Schema) -> Iterator[Batch]:
+    def read(self, schema: pa.Schema, *, threads: bool = True) -> Iterator[Batch]:
+        del threads
         row = 0
         chosen = self.data.select(schema.names).cast(schema)
         for records in chosen.to_batches(max_chunksize=BATCH_ROWS):

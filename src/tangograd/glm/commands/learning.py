@@ -85,7 +85,10 @@ class Learner:
     def another_pass(self, number: int) -> None:
         """Learn from the same rows again."""
         self.engine.rewind()
-        batches, prepare = self.table.batches(self.design.reads()), self._preparation()
+        batches, prepare = (
+            self.table.batches(self.design.reads(), threads=False),
+            self._preparation(),
+        )
         with closing(self._pieces(f"learning, pass {number}", batches, prepare)) as pieces:
             for piece in pieces:
                 self._feed(piece.rows)
@@ -98,7 +101,7 @@ class Learner:
             self.engine.passes -= 1
 
     def _again(self) -> Iterator[Rows]:
-        batches = self.table.batches(self.design.reads())
+        batches = self.table.batches(self.design.reads(), threads=False)
         for piece in self._pieces("polishing", batches, self._preparation()):
             yield piece.rows
         if self.interrupt.pressed:

@@ -13,6 +13,7 @@ import pyarrow as pa
 
 from tangograd.glm.commands.holdout import Draw
 from tangograd.glm.commands.progress import Progress
+from tangograd.glm.designs.columns import numbers_of_rows
 from tangograd.glm.designs.design import Design
 from tangograd.glm.designs.labels import MISSING, label
 from tangograd.glm.designs.layout import shown
@@ -79,7 +80,7 @@ class Levels:
                     records = batch.records
                     if self.share:
                         which = draw.next(records.num_rows) >= self.share
-                        records = records.filter(pa.array(which))
+                        records = records.take(numbers_of_rows(which))
                     yield records
                     stage.update(batch.records.num_rows, batch.bytes_read)
                     if most is not None and batch.bytes_read >= most:

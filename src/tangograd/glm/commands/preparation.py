@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 from tangograd.glm.commands.holdout import Draw, Reservoir
 from tangograd.glm.commands.inference import Target
 from tangograd.glm.designs import design as designs
+from tangograd.glm.designs.columns import numbers_of_rows
 from tangograd.glm.designs.design import Design
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
-from tangograd.glm.pool import Pool
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables.tables import Batch, at
 
@@ -96,12 +96,13 @@ class Preparation:
         self.design, self.target, self.share = design, target, share
         self.reservoir = reservoir
         self.draw = Draw(seed)
-        self.pool = Pool()
         self._waiting: list[tuple[_Part, Array]] = []
 
     def __call__(self, batch: Batch) -> Iterator[Piece]:
         """The pieces of a batch, none of them large."""
         most = max(1024, PIECE_BYTES // (8 * (self.design.entries + 1)))
+        if self.design.separable:  # these are not copied
+            most = max(batch.records.num_rows, 1)
         for start in range(0, batch.records.num_rows, most):
             # the place alone: rows held out, which wait for others, are not to keep the batch
             place = partial(_place, batch.file, batch.place, start)
@@ -126,14 +127,14 @@ class Preparation:
 
     def _piece(self, part: _Part, bytes_read: int) -> Piece:
         counts = Counts(read=part.records.num_rows)
-        learned, held = part, None
+        held = learned = None
         if self.share:
             draws = self.draw.next(counts.read)
-            learned = part.chosen(draws >= self.share)
-            counts.held = counts.read - learned.records.num_rows
-        rows = self.design.rows(learned.records, where=learned.place, pool=self.pool)
+            learned = draws >= self.share
+            counts.held = counts.read - int(learned.sum())
+        rows = self.design.rows(part.records, where=part.place, apart=True, only=learned)
         counts.dropped.update(rows.dropped)
-        numbers = self._numbers(rows, learned)
+        numbers = self._numbers(rows, part)
         if self.share and self.reservoir is not None:
             drawn = draws < self.reservoir.limit
             if drawn.any():
@@ -170,10 +171,9 @@ class _Part:
 
     def chosen(self, which: NDArray[np.bool_]) -> _Part:
         """Some of them."""
-        if which.all():
-            return self
-        records = self.records.filter(pa.array(which))
-        return _Part(records, lambda i: self.place(int(np.flatnonzero(which)[i])))
+        rows = np.flatnonzero(which)
+        records = self.records.take(numbers_of_rows(rows))
+        return _Part(records, lambda i: self.place(int(rows[i])))
 
     def missing(self, names: Iterable[str]) -> DataError:
         """The error for the first missing value of some columns."""

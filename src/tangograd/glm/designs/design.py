@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tangograd.glm.coded import Coded
+from tangograd.glm.coded import Coded, Columns
 from tangograd.glm.designs.blueprint import Blueprint, Policy, blueprint
 from tangograd.glm.designs.columns import ARROW, finite
 from tangograd.glm.designs.labels import MISSING, label
@@ -23,7 +23,6 @@ from tangograd.glm.designs.matrix import csr, dense
 from tangograd.glm.designs.reading import Reading, Unseen
 from tangograd.glm.designs.survey import survey, to_survey
 from tangograd.glm.errors import DataError
-from tangograd.glm.pool import Pool
 
 Array = NDArray[np.float64]
 
@@ -93,8 +92,13 @@ class Design:
     @property
     def entries(self) -> int:
         """The numbers that a row is made of, as it is kept: levels count once where they can."""
-        whole = any(block.term.numbers and block.term.categories for block in self.layout.blocks)
-        return len(self.names) if whole and not self.layout.sparse else len(self.layout.blocks)
+        whole = self.layout.mixed and not self.layout.sparse
+        return len(self.names) if whole else len(self.layout.blocks)
+
+    @property
+    def separable(self) -> bool:
+        """Whether rows are numbers and levels, which can be kept apart."""
+        return bool(self.categories) and not self.layout.mixed
 
     @property
     def intercept(self) -> bool:
@@ -186,7 +190,8 @@ class Design:
         training: bool = True,
         target: bool | None = None,
         unseen: Unseen = "missing",
-        pool: Pool | None = None,
+        apart: bool = False,
+        only: NDArray[np.bool_] | None = None,
     ) -> Rows:
         """The rows of a batch that can be used.
 
@@ -205,8 +210,9 @@ class Design:
                 for a test need them without training.
             unseen: without training, rows with unknown levels are left out (``"missing"``),
                 get the ``"baseline"`` or are an ``"error"``, as are then missing values.
-            pool: keep numbers and levels apart (:class:`~tangograd.glm.coded.Coded`), the numbers
-                in memory of this pool, unless there are products of both.
+            apart: keep numbers and levels apart (:class:`~tangograd.glm.coded.Coded`), unless
+                there are products of both. The batch's columns are kept until they are used.
+            only: which rows of the batch there are; the others are not looked at.
 
         Raises:
             DataError: for the first row in which something is wrong.
@@ -218,6 +224,9 @@ class Design:
                [4., 1.]]))
         """
         with_target = training if target is None else target
+        read = None if only is None or only.all() else np.flatnonzero(only)
+        if read is not None:
+            where = _through(where, read)
         reading = Reading(
             batch,
             self.blueprint,
@@ -226,23 +235,29 @@ class Design:
             training=training,
             complete=self.complete,
             unseen=unseen,
+            only=read,
         )
         y = reading.target() if with_target else None
         weights = reading.weights() if with_target else None
         offset = reading.offset()
         reading.settle_levels()
-        products = [_product(reading, block) for block in self.layout.blocks]
+        apart = apart and self.separable
+        untouched = apart and reading.whole
+        products = [
+            None if untouched and block.term.column is not None else _product(reading, block)
+            for block in self.layout.blocks
+        ]
         reading.faults.complain(where)
         for name, level in reading.openings():
             self.layout.open(name, level)
         if training and not reading.gone.all():
             self._look_for_baselines(reading)
         return Rows(
-            X=self._matrix(reading, products, pool),
+            X=(self._coded if apart else self._matrix)(reading, products),
             y=None if y is None else reading.of_kept(y),
             weights=None if weights is None else reading.of_kept(weights),
             offset=None if offset is None else reading.of_kept(offset),
-            kept=reading.kept,
+            kept=reading.kept if read is None else read[reading.kept],
             dropped=reading.dropped,
             unseen=reading.unknown,
         )
@@ -252,28 +267,60 @@ class Design:
             if not category.seen:
                 category.seen = category.baseline in reading.levels[name].labels
 
-    def _matrix(
-        self, reading: Reading, products: Sequence[NDArray[Any] | None], pool: Pool | None
-    ) -> Any:
+    def _matrix(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Any:
+        """Dense or CSR."""
         whole: list[tuple[int, NDArray[Any]]] = []
         coded: list[tuple[NDArray[np.int64], NDArray[Any] | None]] = []
-        codes = {name: reading.codes(name) for name in self.categories}
         for block, values in zip(self.layout.blocks, products, strict=True):
             if block.term.categories:
-                cells = tuple(codes[name] for name, _ in block.term.categories)
-                coded.append((block.table[cells], values))
+                coded.append((_cells(block, reading), values))
             elif values is not None:
                 whole.append((int(block.table), values))
-        for name, column in self.layout.indicators.items():
-            missing = reading.numbers[name].missing
-            if missing is not None:
-                coded.append((np.where(reading.of_kept(missing), column, -1), None))
-        sparse = self.layout.sparse if self.sparse is None else self.sparse
-        rows, width = len(reading.kept), len(self.layout.names)
-        if pool is not None and self.categories and all(values is None for _, values in coded):
-            return Coded.of(rows, width, whole, [columns for columns, _ in coded], sparse, pool)
-        build = csr if sparse else dense
-        return build(rows, width, whole, coded)
+        coded += [(columns, None) for columns in self._indicated(reading)]
+        build = csr if self._is_sparse else dense
+        return build(len(reading.kept), len(self.layout.names), whole, coded)
+
+    def _coded(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Coded:
+        """Numbers and levels apart; terms without a product are columns of the batch."""
+        whole: list[tuple[int, NDArray[Any]]] = []
+        rows = np.arange(len(reading.kept))
+        if reading.only is not None and reading.whole:
+            rows = reading.only
+        for block, values in zip(self.layout.blocks, products, strict=True):
+            if block.term.categories:
+                continue
+            if values is None and block.term.column is not None:
+                values = reading.numbers[block.term.column].values
+            elif values is not None and rows is reading.only:
+                spread = np.zeros(reading.batch.num_rows)
+                spread[rows] = values
+                values = spread
+            if values is not None:
+                whole.append((int(block.table), values))
+        coded = [_cells(block, reading) for block in self.layout.blocks if block.term.categories]
+        coded += self._indicated(reading)
+        levels = np.empty((len(rows), len(coded)), np.int32)
+        for at, columns in enumerate(coded):
+            levels[:, at] = columns
+        return Coded(
+            Columns([values for _, values in whole], rows),
+            np.array([place for place, _ in whole], np.int64),
+            levels,
+            len(self.layout.names),
+            self._is_sparse,
+        )
+
+    def _indicated(self, reading: Reading) -> list[NDArray[np.int64]]:
+        """The columns of missing values, -1 where they are not."""
+        return [
+            np.where(reading.of_kept(missing), column, -1)
+            for name, column in self.layout.indicators.items()
+            if (missing := reading.numbers[name].missing) is not None
+        ]
+
+    @property
+    def _is_sparse(self) -> bool:
+        return self.layout.sparse if self.sparse is None else self.sparse
 
     def to_dict(self) -> dict[str, Any]:
         """As plain data for JSON, from which ``from_dict`` makes a design that does the same."""
@@ -374,6 +421,20 @@ def _category(name: str, parts: Blueprint, given: Sequence[str] | None) -> Categ
         category.add([] if baseline is None else [baseline])
     category.check_baseline()
     return category
+
+
+def _through(where: Callable[[int], str], rows: NDArray[np.int64]) -> Callable[[int], str]:
+    """The place of a row by its number among some."""
+    return lambda row: where(int(rows[row]))
+
+
+def _cells(block: Block, reading: Reading) -> NDArray[np.int64]:
+    """The columns of a term's levels, -1 for none."""
+    first, *others = (name for name, _ in block.term.categories)
+    if not others:
+        return reading.codes(first, block.table)
+    found: NDArray[np.int64] = block.table[tuple(map(reading.codes, (first, *others)))]
+    return found
 
 
 def _product(reading: Reading, block: Block) -> NDArray[Any] | None:

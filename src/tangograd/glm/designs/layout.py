@@ -181,6 +181,11 @@ class Layout:
                 self._extend(block, {column: [label]})
 
     @property
+    def mixed(self) -> bool:
+        """Whether there are products of numbers and levels."""
+        return any(block.term.numbers and block.term.categories for block in self.blocks)
+
+    @property
     def sparse(self) -> bool:
         """Whether the matrix is better kept as CSR: wide, and mostly zeros."""
         width, entries = len(self.names), len(self.blocks)

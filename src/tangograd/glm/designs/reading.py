@@ -17,10 +17,12 @@ from tangograd.glm.designs.columns import (
     Levels,
     Mask,
     Numbers,
+    complete,
     decoded,
     encode,
     finite,
     numbers,
+    numbers_of_rows,
     take_column,
 )
 from tangograd.glm.designs.expressions import Expression
@@ -44,6 +46,8 @@ class Reading:
         training: whether a model is fitted to them.
         complete: whether nothing new may be opened.
         unseen: what becomes of rows with unknown levels when no model is fitted.
+        only: the numbers of the batch's rows that are read; ``None`` for all. From then on these
+            are the rows, counted from 0.
 
     Attributes:
         faults: what is wrong in the batch.
@@ -62,17 +66,19 @@ class Reading:
         training: bool,
         complete: bool,
         unseen: Unseen,
+        only: NDArray[np.int64] | None = None,
     ) -> None:
         if unseen not in UNSEEN:
             raise DataError(f"unseen is one of {', '.join(UNSEEN)}, not {unseen!r}")
-        self.batch, self.plan, self.layout = batch, plan, layout
-        self.place = where(0) if batch.num_rows else ""
+        self.batch, self.plan, self.layout, self.only = batch, plan, layout, only
+        rows = batch.num_rows if only is None else len(only)
+        self.place = where(0) if rows else ""
         self.unseen = unseen
         self.training = training
         self.grows = training and not complete
         self.strict = training or unseen == "error"
         self.faults = Faults()
-        self.gone: Mask = np.zeros(batch.num_rows, dtype=bool)
+        self.gone: Mask = np.zeros(rows, dtype=bool)
         self.dropped: dict[str, int] = {}
         self.unknown: dict[str, dict[str, int]] = {}
         self.numbers = {name: self._numbers(name) for name in plan.numeric_columns}
@@ -87,9 +93,14 @@ class Reading:
             self._without(name, levels, indicated=self.grows or known)
 
     def _array(self, name: str, kind: Kind, role: str = "") -> pa.Array:
-        return take_column(self.batch, name, kind, role=role, place=self.place)
+        array = take_column(self.batch, name, kind, role=role, place=self.place)
+        return array if self.only is None else array.take(numbers_of_rows(self.only))
 
     def _numbers(self, name: str, role: str = "") -> Numbers:
+        if self.only is not None and not role:
+            whole = take_column(self.batch, name, "number", place=self.place)
+            if (found := complete(whole, self.only)) is not None:
+                return found
         return numbers(name, self._array(name, "number", role), self.faults)
 
     def _refuse_infinite(self, name: str, levels: Levels) -> None:
@@ -228,6 +239,13 @@ class Reading:
         return [(name, label) for _, _, name, label in found]
 
     @property
+    def whole(self) -> bool:
+        """All rows that are read can be used, and are in the batch's columns as they are."""
+        found = self.numbers.values()
+        clean = all(each.missing is None and each.rows is self.only for each in found)
+        return clean and not self.gone.any()
+
+    @property
     def kept(self) -> NDArray[np.int64]:
         """The rows that can be used."""
         return np.flatnonzero(~self.gone)
@@ -236,23 +254,26 @@ class Reading:
         """The values of the rows that can be used."""
         return values[~self.gone] if self.gone.any() else values
 
-    def codes(self, name: str) -> NDArray[np.int64]:
-        """The codes of a column's levels in the rows that can be used."""
-        category = self.layout.categories[name]
+    def codes(self, name: str, table: NDArray[Any] | None = None) -> NDArray[Any]:
+        """The codes of a column's levels in the rows that can be used; what a table has at them."""
+        category, levels = self.layout.categories[name], self.levels[name]
         instead = category.codes.get(str(category.baseline), -1)
-        recode = [category.codes.get(label, instead) for label in self.levels[name].labels]
+        recode = [category.codes.get(label, instead) for label in levels.labels]
         recode.append(category.codes.get(MISSING, -1))
-        result: NDArray[np.int64] = np.array(recode)[self.of_kept(self.levels[name].codes)]
-        return result
+        each = np.array(recode)[levels.recode]
+        if table is not None:
+            each = table[each]
+        found: NDArray[Any] = each[self.of_kept(levels.entries)]
+        return found
 
     def value(self, expression: Expression) -> NDArray[Any]:
         """An expression's values in the rows that can be used; 0 where a column is missing."""
         columns = {name: self.numbers[name] for name in expression.columns}
         if expression.column is not None:
-            values = self.of_kept(columns[expression.column].values)
+            values = self.of_kept(columns[expression.column].own)
         else:
             data = {
-                name: self.of_kept(column.values).astype(np.float64, copy=False)
+                name: self.of_kept(column.own).astype(np.float64, copy=False)
                 for name, column in columns.items()
             }
             with np.errstate(all="ignore"):
@@ -270,7 +291,7 @@ class Reading:
 
         def text(row: int) -> str:
             held = ", ".join(
-                f"{name} = {self.numbers[name].values[row]:g}" for name in expression.columns
+                f"{name} = {self.numbers[name].own[row]:g}" for name in expression.columns
             )
             rules = "; ".join(expression.domains)
             return f"the term {expression.text} has no value at {held}" + (rules and f": {rules}")

@@ -39,6 +39,12 @@ class Term:
         return tuple(part.factor.expression for part in self.parts if not part.factor.categorical)
 
     @property
+    def column(self) -> str | None:
+        """The column of numbers that it is, if it is one."""
+        numbers = self.numbers
+        return numbers[0].column if len(self.parts) == len(numbers) == 1 else None
+
+    @property
     def categories(self) -> tuple[tuple[str, bool], ...]:
         """Its categorical columns, and whether each has all levels."""
         return tuple(

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from tangograd.glm.errors import DataError
 from tangograd.glm.tables.tables import Batch, check_names, normal
 
-MOST_ROWS = 1 << 15
+MOST_ROWS = 1 << 16
 PAGE_BUFFER = 1 << 18  # without it whole columns of a row group are held, however large it is
 
 T = TypeVar("T")
@@ -66,18 +66,19 @@ class ParquetPart:
         rows, schema = self._rows_and_schema
         return dict(zip(schema.names, schema.types, strict=True)) if rows else None
 
-    def read(self, schema: pa.Schema) -> Iterator[Batch]:
+    def read(self, schema: pa.Schema, *, threads: bool = True) -> Iterator[Batch]:
         """The rows, in order."""
-        return _ahead(self._batches(schema))
+        batches = self._batches(schema, threads)
+        return _ahead(batches) if threads else batches
 
-    def _batches(self, schema: pa.Schema) -> Iterator[Batch]:
+    def _batches(self, schema: pa.Schema, threads: bool) -> Iterator[Batch]:
         row, rows, size = 0, self._rows_and_schema[0], self.size
         if not rows:
             return
         at_once = max(1, min(MOST_ROWS, self.batch_bytes // (8 * len(schema.names))))
         texts = [field.name for field in schema if field.type == pa.string()]
         with self._open(texts) as file:
-            found = file.iter_batches(at_once, columns=schema.names, use_threads=True)
+            found = file.iter_batches(at_once, columns=schema.names, use_threads=threads)
             while True:
                 try:
                     batch = next(found, None)

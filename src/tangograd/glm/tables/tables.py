@@ -69,8 +69,13 @@ class Part(Protocol):
     def types(self) -> dict[str, pa.DataType] | None:
         """Of its columns, as they look; None if it has no rows."""
 
-    def read(self, schema: pa.Schema) -> Iterator[Batch]:
-        """The columns of the schema in its order, ``bytes_read`` counted in this file alone."""
+    def read(self, schema: pa.Schema, *, threads: bool) -> Iterator[Batch]:
+        """The columns of the schema in its order, ``bytes_read`` counted in this file alone.
+
+        Args:
+            schema: the columns.
+            threads: use several, and read ahead.
+        """
 
 
 @dataclass(frozen=True)
@@ -103,12 +108,16 @@ class Table:
         """Ctrl-C has ended a stream: what had come by then is the table."""
         return any(part.interrupted for part in self.parts)
 
-    def batches(self, columns: Sequence[str] | None = None) -> Iterator[Batch]:
+    def batches(
+        self, columns: Sequence[str] | None = None, *, threads: bool = True
+    ) -> Iterator[Batch]:
         """The rows, file after file, in order.
 
         Args:
             columns: only these, in this order: faster. None is all, and none at all is the first,
                 since the rows of a table without columns cannot be counted.
+            threads: read with several, as fast as can be; otherwise what can be read by one is,
+                for others to have the rest of the processor.
 
         Raises:
             DataError: a column is not there, or the data are damaged; or it is a stream that has
@@ -122,12 +131,12 @@ class Table:
                 f"{self.parts[0].name} can be read only once: save it to a file for further passes"
             )
         self._begun.append(True)
-        return self._batches(pa.schema([self.schema.field(name) for name in names]))
+        return self._batches(pa.schema([self.schema.field(name) for name in names]), threads)
 
-    def _batches(self, schema: pa.Schema) -> Iterator[Batch]:
+    def _batches(self, schema: pa.Schema, threads: bool) -> Iterator[Batch]:
         before = 0
         for part in self.parts:
-            for batch in part.read(schema):
+            for batch in part.read(schema, threads=threads):
                 yield replace(batch, bytes_read=before + batch.bytes_read)
             before += part.size or 0
 
