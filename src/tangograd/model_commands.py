@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_format
 import os
+import platform
 import shlex
 import sys
 from collections.abc import Iterator
@@ -203,8 +204,9 @@ def predict(
 @contextmanager
 def _trouble(output: Path | None, kept: str = "nothing was written") -> Iterator[None]:
     """Turn what is wrong with data, options or files into a sentence and an exit code."""
-    # pyarrow's own allocator keeps what other threads free, and grows with the data
-    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
+    # Arrow's usual allocator keeps what other threads free, and grows with the data
+    jemalloc = platform.libc_ver()[0] == "glibc"
+    os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "jemalloc" if jemalloc else "system")
     with failures(output or Path("standard output"), lambda: kept, extras="plot"):
         from tangograd.glm.commands.options import UsageError
         from tangograd.glm.errors import DataError

@@ -1,5 +1,6 @@
 """Rows of numbers and levels are learned from as the matrix that they stand for would be."""
 
+import pickle
 import tracemalloc
 
 import numpy as np
@@ -7,7 +8,8 @@ import pytest
 import scipy.sparse as sp
 
 from tangograd.glm import engine, steps
-from tangograd.glm.coded import Coded, joined
+from tangograd.glm import sums as sums_module
+from tangograd.glm.coded import Coded, Columns, joined
 from tangograd.glm.rows import Rows, extremes, together
 from tangograd.glm.sums import Sums
 from tangograd.glm.watch import Watch
@@ -219,3 +221,69 @@ def test_levels_of_no_row_cost_nothing_to_watch():
     tracemalloc.stop()
     assert peak < 100 * width < n * width
     assert watch.constant() == [0, *range(4, width)]
+
+
+def columns(n, seed=0):
+    rng = np.random.default_rng(seed)
+    return Columns([rng.normal(size=n) for _ in range(3)], np.sort(rng.permutation(n)[: n // 2]))
+
+
+def test_rows_out_of_columns():
+    x = columns(1000)
+    expected = np.column_stack(x.values)[x.rows]
+    np.testing.assert_array_equal(x.together(), expected)
+    np.testing.assert_array_equal(x[100:400].together(), expected[100:400])
+    np.testing.assert_array_equal(x[100:400][np.array([5, 7])].together(), expected[[105, 107]])
+    np.testing.assert_array_equal(pickle.loads(pickle.dumps(x))[3:9].together(), expected[3:9])
+    room = np.full((500, 3), np.nan)
+    assert x.together(room) is room
+    np.testing.assert_array_equal(room, expected)
+    whole = Columns([np.arange(3), np.array([1.5, 2.5, 3.5], np.float32)], np.arange(3))
+    assert whole.together().tolist() == [[0.0, 1.5], [1.0, 2.5], [2.0, 3.5]]
+    steps = np.arange(12.0)[::4]
+    assert Columns([steps], np.array([2])).together().tolist() == [[8.0]]
+    assert Columns([], np.arange(4)).together().shape == (4, 0)
+
+
+def test_rows_must_be_in_the_columns():
+    """The compiled function does not look."""
+    for rows in ([3], [-1], [0, 3]):
+        with pytest.raises(IndexError, match="have 3"):
+            Columns([np.ones(3)], np.array(rows))
+    with pytest.raises(ValueError, match="one length"):
+        Columns([np.ones(3), np.ones(2)], np.arange(2))
+
+
+def test_blocks_are_put_together_from_columns_and_rows(short):
+    """A block that nobody keeps is written where the one before it was."""
+    rows = simulated("poisson", 6000)
+    apart = Coded(Columns(list(rows.X.numbers.T), np.arange(6000)), *tail(rows.X))
+    found = fed("poisson", Rows(apart, *rows[1:4]), (700, 33))
+    expected = fed("poisson", rows)
+    assert found.streaming
+    np.testing.assert_array_equal(found.coefficients(), expected.coefficients())
+    np.testing.assert_array_equal(found.sums.fisher, expected.sums.fisher)
+    both = joined([apart[:5], rows.X[5:9]])
+    np.testing.assert_array_equal(both.plain(), rows.X[:9].plain())
+
+
+def tail(X):
+    return X.places, X.codes, X.width, X.sparse
+
+
+def test_sums_are_the_same_whenever_they_are_asked_for(short, monkeypatch):
+    """Looking changes nothing; and they are put to the others now and then."""
+    rows = simulated("poisson", 6000)
+    model, other = (model_of("poisson", WIDTH, seed=1) for _ in range(2))
+    for start in range(0, 6000, 500):
+        part = rows.take(slice(start, start + 500))
+        for each in (model, other):
+            each.feed_rows(part)
+        assert model.sums is None or np.isfinite(model.sums.fisher).all()
+    np.testing.assert_array_equal(model.sums.fisher, other.sums.fisher)
+    np.testing.assert_array_equal(model.sums.meat, other.sums.meat)
+    monkeypatch.setattr(sums_module, "FOLD_ROWS", 1000)
+    folded = fed("poisson", rows)
+    assert folded.sums._coded is None or folded.sums._coded.rows < 1000
+    assert other.sums._coded.rows > 1000
+    np.testing.assert_allclose(folded.sums.fisher, other.sums.fisher, rtol=1e-11, atol=1e-9)

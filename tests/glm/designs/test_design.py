@@ -334,3 +334,59 @@ def test_numbers_and_levels_apart_are_the_same_matrix(formula, na):
     width = len(growing.names)
     both = [np.pad(part, ((0, 0), (0, width - part.shape[1]))) for part in parts]
     np.testing.assert_array_equal(np.concatenate(both), fresh)
+
+
+def outcome(design, records, place, **options):
+    """What rows become, or the error."""
+    try:
+        rows = design.rows(records, where=place, **options)
+    except DataError as error:
+        return str(error)
+    X = rows.X.plain() if isinstance(rows.X, Coded) else rows.X
+    parts = (array(X), rows.y, rows.weights, rows.offset)
+    kept = [place(int(i)) for i in rows.kept]
+    return [None if part is None else part.tolist() for part in parts], kept, rows.dropped
+
+
+@pytest.mark.parametrize("missing", [0.0, 0.1])
+@pytest.mark.parametrize("na", [None, "drop", "indicator"])
+@pytest.mark.parametrize("formula", [None, *FORMULAS])
+def test_some_rows_are_those_of_a_smaller_table(formula, na, missing):
+    """With the same errors at the same places, whatever is in the rows that are not read."""
+    records = table(missing=missing)
+    chosen = np.random.default_rng(3).random(records.num_rows) < 0.7
+    numbers = np.flatnonzero(chosen)
+    smaller = records.take(pa.array(numbers))
+    target = None if formula else "y"
+    options = {"target": target, "formula": formula, "na": na, "weights": "w", "exposure": "e"}
+
+    def planned(scanned):
+        scan = [smaller] if scanned else None
+        return plan(records.schema, **options, scan=scan)
+
+    for scanned in (True, False):
+        for apart in (True, False):
+            found = outcome(planned(scanned), records, where, only=chosen, apart=apart)
+            expected = outcome(planned(scanned), smaller, lambda i: where(int(numbers[i])))
+            assert found == expected
+
+
+def test_rows_that_are_not_read_may_be_wrong():
+    records = batch(y=[1.0, 2.0, 3.0], x=[1.0, np.inf, 2.0], g=["a", "b", "c"])
+    design = plan(records.schema, target="y", levels={"g": ["a", "c"]})
+    only = np.array([True, False, True])
+    rows = design.rows(records, where=where, only=only, apart=True)
+    assert rows.X.plain().tolist() == [[1.0, 0.0], [2.0, 1.0]]
+    assert rows.kept.tolist() == [0, 2]
+    with pytest.raises(DataError, match="infinite"):
+        design.rows(records, where=where, apart=True)
+    none = design.rows(records, where=where, only=np.zeros(3, bool), apart=True)
+    assert none.X.plain().shape == (0, 2)
+
+
+def test_columns_are_not_copied_until_rows_are_put_together():
+    records = batch(y=np.ones(50), x=np.arange(50.0), g=["a", "b"] * 25)
+    design = plan(records.schema, target="y", scan=[records])
+    X = design.rows(records, where=where, only=np.arange(50) % 3 > 0, apart=True).X
+    assert np.shares_memory(X.given.values[0], records["x"].to_numpy())
+    np.testing.assert_array_equal(X.numbers[:, 0], [i for i in range(50) if i % 3])

@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -180,7 +181,7 @@ class Layout:
             if any(name == column for name, _ in block.term.categories):
                 self._extend(block, {column: [label]})
 
-    @property
+    @cached_property
     def mixed(self) -> bool:
         """Whether there are products of numbers and levels."""
         return any(block.term.numbers and block.term.categories for block in self.blocks)

@@ -83,7 +83,8 @@ class Reading:
         self.unknown: dict[str, dict[str, int]] = {}
         self.numbers = {name: self._numbers(name) for name in plan.numeric_columns}
         self.levels = {
-            name: encode(self._array(name, plan.kinds[name])) for name in plan.level_columns
+            name: encode(take_column(batch, name, plan.kinds[name], place=self.place), only)
+            for name in plan.level_columns
         }
         for name, column in self.numbers.items():
             self._without(name, column, indicated=self.grows or name in layout.indicators)
@@ -97,8 +98,8 @@ class Reading:
         return array if self.only is None else array.take(numbers_of_rows(self.only))
 
     def _numbers(self, name: str, role: str = "") -> Numbers:
-        if self.only is not None and not role:
-            whole = take_column(self.batch, name, "number", place=self.place)
+        if self.only is not None:
+            whole = take_column(self.batch, name, "number", role=role, place=self.place)
             if (found := complete(whole, self.only)) is not None:
                 return found
         return numbers(name, self._array(name, "number", role), self.faults)
@@ -138,7 +139,7 @@ class Reading:
         if kind == "number":
             column = self._numbers(name, role)
             self._without(name, column, role=role)
-            return column.values.astype(np.float64, copy=False)
+            return column.own.astype(np.float64, copy=False)
         array = decoded(self._array(name, kind, role))
         if array.null_count:
             missing = array.is_null().to_numpy(zero_copy_only=False)
@@ -152,7 +153,7 @@ class Reading:
         name = self.plan.weights
         if name is None:
             return None
-        values = self._numbers(name, "the weights").values.astype(np.float64, copy=False)
+        values = self._numbers(name, "the weights").own.astype(np.float64, copy=False)
         self.faults.note(
             ~(values >= 0),
             lambda row: f"the weight {name!r} is {values[row]:g}; weights are numbers from 0",
@@ -163,12 +164,12 @@ class Reading:
         """What is added to the linear predictor of all rows, if anything."""
         total: Array | None = None
         if self.plan.offset is not None:
-            total = self._numbers(self.plan.offset, "the offset").values.astype(np.float64)
+            total = self._numbers(self.plan.offset, "the offset").own.astype(np.float64)
             self._without(self.plan.offset, Numbers(total, _nan(total)), role="the offset")
         name = self.plan.exposure
         if name is None:
             return total
-        values = self._numbers(name, "the exposure").values.astype(np.float64)
+        values = self._numbers(name, "the exposure").own.astype(np.float64)
         self._without(name, Numbers(values, _nan(values)), role="the exposure")
         self.faults.note(
             values <= 0,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 from tangograd.glm.designs.expressions import Expression
 from tangograd.glm.designs.formula import Factor, Formula
@@ -33,18 +34,18 @@ class Term:
 
     parts: tuple[Part, ...]
 
-    @property
+    @cached_property
     def numbers(self) -> tuple[Expression, ...]:
         """Its numeric factors."""
         return tuple(part.factor.expression for part in self.parts if not part.factor.categorical)
 
-    @property
+    @cached_property
     def column(self) -> str | None:
         """The column of numbers that it is, if it is one."""
         numbers = self.numbers
         return numbers[0].column if len(self.parts) == len(numbers) == 1 else None
 
-    @property
+    @cached_property
     def categories(self) -> tuple[tuple[str, bool], ...]:
         """Its categorical columns, and whether each has all levels."""
         return tuple(

@@ -96,6 +96,9 @@ class ParquetPart:
         columns = []
         for field in schema:
             column = batch.column(field.name)
+            if column.type == field.type:
+                columns.append(column)
+                continue
             if pa.types.is_dictionary(column.type):
                 if column.type.value_type == field.type:
                     columns.append(column)
