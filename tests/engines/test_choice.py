@@ -17,6 +17,7 @@ from tangograd.reference import fisher_matrix
 from tangograd.tangents import DisagreementError
 from tangograd.vectors import flatten
 from tests.cases import set_velocity
+from tests.engines.models import Attention
 from tests.test_tangents import CutBackwards, NoJvp, WithoutJvp, same, snapshot
 
 
@@ -620,3 +621,16 @@ def test_a_model_that_compiles_itself():
     optimizer = TANGO(model.parameters(), gamma=0.1)
     fit(optimizer, model, x, y, 2)
     assert model._compiled_call_impl is not None
+
+
+def test_compiled_attention_computes_outputs_once(monkeypatch):
+    """As it does uncompiled: torch's fused kernel is asked for gradients alone."""
+    monkeypatch.setattr(Compiled, "backend", "aot_eager")
+    model, x, y = Attention(), torch.randn(3, 5, 4), torch.randint(20, (3,))
+    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner=None, engine="compiled")
+    fit(optimizer, model, x, y, 2)
+    with torch.profiler.profile() as seen:
+        fit(optimizer, model, x, y, 1)
+    names = {event.name for event in seen.events()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" not in names
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in names

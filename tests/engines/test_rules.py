@@ -6,6 +6,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.checkpoint import checkpoint
 
 from tangograd.engines.lean import DerivativeInsideError, Lean
 from tangograd.engines.rules import RULES
@@ -259,6 +260,82 @@ def test_attention_of_all_lengths_and_layouts(order, lengths, is_causal):
     plain = torch.autograd.grad(wanted, inputs, u)
     for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
         torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+
+
+def features_first(x):
+    return x.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+UNUSUAL = {
+    "features that are apart": (lambda q, k, v: attention(*map(features_first, (q, k, v))), qkv),
+    "some features": (lambda q, k, v: attention(q[..., ::2], k[..., ::2], v[..., ::2]), qkv),
+    "keys that are the same for all features": (
+        lambda q, k, v: attention(q, k[..., :1].expand_as(k), v),
+        qkv,
+    ),
+    "the same queries for all": (lambda q, k, v: attention(q[:1].expand(2, 4, 3, 5), k, v), qkv),
+    "the same queries for all heads": (
+        lambda q, k, v: attention(q[:, :1].expand(2, 4, 3, 5), k, v, is_causal=True),
+        qkv,
+    ),
+    "the same query at all places": (
+        lambda q, k, v: attention(q[:, :, :1].expand(2, 4, 3, 5), k, v),
+        qkv,
+    ),
+    "fewer dimensions of queries": (lambda q, k, v: attention(q[0], k, v), qkv),
+    "narrow values": (lambda q, k, v: attention(q, k, v[..., :2]), qkv),
+}
+
+
+@pytest.mark.parametrize("name", UNUSUAL)
+def test_attention_of_unusual_tensors(name):
+    """PyTorch leaves some of these to another kernel than the one whose gradients are used."""
+    function, inputs = UNUSUAL[name]
+    inputs = [x.clone().requires_grad_() for x in inputs]
+    tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
+    z, t = lean(function, inputs, tangents, range(3))
+    wanted = function(*inputs)
+    torch.testing.assert_close(z, wanted, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        t, difference(function, inputs, tangents, range(3)), atol=1e-8, rtol=0
+    )
+    u = numbers(*z.shape, seed=40)
+    plain = torch.autograd.grad(wanted, inputs, u)
+    for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
+        torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("is_causal", [True, False])
+def test_attention_inside_a_checkpoint(is_causal):
+    """Which is run again, without tangents, by PyTorch's own function."""
+    inputs = [x.clone().requires_grad_() for x in qkv]
+
+    def function(q, k, v):
+        return attention(q, k, v, is_causal=is_causal)
+
+    z, t = lean(lambda *x: checkpoint(function, *x, use_reentrant=False), inputs, qkv, range(3))
+    torch.testing.assert_close(t, difference(function, inputs, qkv, range(3)), atol=1e-8, rtol=0)
+    plain = torch.autograd.grad(function(*inputs).square().sum(), inputs)
+    for found, own in zip(torch.autograd.grad(z.square().sum(), inputs), plain, strict=True):
+        torch.testing.assert_close(found, own, rtol=0, atol=1e-14)
+
+
+def test_attention_in_half_precision_does_not_overflow():
+    q, k, v = numbers(1, 1, 4, 16), numbers(1, 1, 8192, 16), numbers(1, 1, 8192, 16, seed=1) + 20
+    exact = [0.1 * q, 0.1 * k, v]
+    tangents = [torch.zeros_like(q), torch.zeros_like(k), v]
+    _, wanted = lean(attention, exact, tangents, range(3))
+    _, t = lean(attention, [x.half() for x in exact], [x.half() for x in tangents], range(3))
+    torch.testing.assert_close(t.double(), wanted, rtol=5e-3, atol=0)
+
+
+def test_attention_under_a_transform_of_others():
+    """Nothing of it is wrapped, but a function with a backward of its own cannot run there."""
+    q, k, v = (x.clone().requires_grad_() for x in qkv)
+    with forward_ad.dual_level(), Lean():
+        q = forward_ad.make_dual(q, qkv[1])
+        found = torch.vmap(lambda _: attention(q, k, v).sum(), randomness="error")(torch.ones(2))
+    assert found.shape == (2,)
 
 
 def test_attention_computes_outputs_once():

@@ -2,6 +2,7 @@
 
 import pickle
 import tracemalloc
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -287,3 +288,25 @@ def test_sums_are_the_same_whenever_they_are_asked_for(short, monkeypatch):
     assert folded.sums._coded is None or folded.sums._coded.rows < 1000
     assert other.sums._coded.rows > 1000
     np.testing.assert_allclose(folded.sums.fisher, other.sums.fisher, rtol=1e-11, atol=1e-9)
+
+
+def test_levels_that_come_late_do_not_make_chunks_matter(short):
+    """The sums of the stream are as they would be in other chunks, to the last bit."""
+    rows = simulated("poisson", 8000)
+    rows.X.codes[:6500][rows.X.codes[:6500] == 10] = -1
+
+    def grown(size):
+        model = model_of("poisson", WIDTH - 1, seed=1)
+        for start in range(0, 8000, size):
+            part = rows.take(slice(start, start + size))
+            if (part.X.codes == 10).any():
+                model.grow(WIDTH)
+            model.feed_rows(Rows(replace(part.X, width=model.columns), *part[1:4]))
+        assert model.streaming
+        return model.solution().sums
+
+    one = grown(500)
+    for size in (77, 300):
+        other = grown(size)
+        np.testing.assert_array_equal(one.fisher, other.fisher)
+        np.testing.assert_array_equal(one.meat, other.meat)

@@ -3,8 +3,8 @@
 Dynamo cannot follow dual numbers or modes through a whole model, but it can follow
 ``torch.func.jvp``, and guards all that the model depends on. Its graph is then run once more under
 :class:`~tangograd.engines.lean.Lean`, for the compiler to trace: so the tangents compiled are those
-of the rules, attention is PyTorch's fused kernel, and what is saved for the backward pass is what
-an ordinary forward pass saves.
+of the rules, attention's gradients are those of the fused kernel, and what is saved for the
+backward pass is what an ordinary forward pass saves.
 """
 
 from __future__ import annotations
@@ -130,14 +130,22 @@ def _plain_levels(graph: fx.GraphModule) -> None:
     ``torch.func.jvp`` wraps its tensors, for transforms inside one another. Without that, functions
     with a backward of their own work; and a level that PyTorch opens is closed after an error too.
     """
-    names = [getattr(node.target, "__name__", "") for node in graph.graph.nodes]
-    if sum(name.endswith("_increment_nesting") for name in names) > 1:
+    parts = [part for part in graph.modules() if isinstance(part, fx.GraphModule)]
+    inside = [_functorch_name(node) for part in parts for node in part.graph.nodes]
+    if sum(name.endswith("_increment_nesting") for name in inside) > 1:
         raise NotImplementedError(
             "transforms of torch.func, such as vmap, inside a model are not compiled with tangents"
         )
-    for node, name in zip(list(graph.graph.nodes), names, strict=True):
+    for node in list(graph.graph.nodes):
+        name = _functorch_name(node)
         if name == "_unwrap_for_grad":
             node.replace_all_uses_with(node.args[0])
         if name in OF_LEVELS:
             graph.graph.erase_node(node)
     graph.recompile()
+
+
+def _functorch_name(node: fx.Node) -> str:
+    """Of a function of functorch; nothing for others."""
+    module = getattr(node.target, "__module__", None) or ""
+    return getattr(node.target, "__name__", "") if module.startswith("torch._functorch") else ""

@@ -139,7 +139,7 @@ def joined(parts: Sequence[Coded], room: Array | None = None) -> Coded:
 
     Args:
         parts: the matrices.
-        room: a place for the numbers, if they fit.
+        room: a place for the numbers: of their width, and with enough rows.
     """
     categories = max(part.codes.shape[1] for part in parts)
     rows = sum(len(part.codes) for part in parts)

@@ -52,6 +52,14 @@ class CodedSums:
         )
         self.rows += len(scores)
 
+    def grow(self, columns: int) -> None:
+        """More levels, after all columns; they are centred at 0."""
+        extra = columns - len(self.m)
+        self.levels = np.r_[self.levels, np.arange(len(self.m), columns)]
+        self.m = np.r_[self.m, np.zeros(extra)]
+        self._cross = np.pad(self._cross, ((0, extra), (0, 0)))
+        self._pairs = np.pad(self._pairs, ((0, extra), (0, 0), (0, extra)))
+
     def matrices(self) -> tuple[Array, Array]:
         """Of the Fisher matrix and of the scores' outer products, shape (d + 1, d + 1) each."""
         size = len(self.places) + 1

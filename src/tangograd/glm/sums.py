@@ -109,7 +109,7 @@ class Sums:
             self._meat += (slopes * slopes).sum(axis=0)
 
     def add_coded(self, X: Coded, m: Array, scores: Array, fishers: Array, intercept: bool) -> None:
-        """Rows of one output with numbers and levels, the same until ``grow``; as the above."""
+        """Rows of one output with numbers and levels; for covariances, as the above."""
         if not self.full:
             self._fisher += coded_squares(X, m, fishers, intercept)
             self._meat += coded_squares(X, m, scores**2, intercept)
@@ -185,8 +185,9 @@ class Sums:
 
     def grow(self, size: int) -> None:
         """More coefficients, before the last (the intercept)."""
-        self._fold()
         old, self.size = self.size, size
+        if self._coded is not None:
+            self._coded.grow(size - 1)
         kept = np.r_[np.arange(old - 1), size - 1]
         kept = (np.arange(self.outputs)[:, None] * size + kept).ravel()
         for name in ("gradient", "_fisher", "_meat"):

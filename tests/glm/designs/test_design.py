@@ -390,3 +390,27 @@ def test_columns_are_not_copied_until_rows_are_put_together():
     X = design.rows(records, where=where, only=np.arange(50) % 3 > 0, apart=True).X
     assert np.shares_memory(X.given.values[0], records["x"].to_numpy())
     np.testing.assert_array_equal(X.numbers[:, 0], [i for i in range(50) if i % 3])
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("missing", ["level", "target", "row"])
+def test_batches_before_the_first_level(missing, apart):
+    """Nothing can be used, and no column is there for levels yet."""
+    g = pa.array([None, None] if missing == "level" else ["a", "b"], pa.string())
+    y = pa.array([None, None] if missing == "target" else [1.0, 2.0], pa.float64())
+    records = pa.record_batch({"y": y, "x": [3.0, 4.0], "g": g})
+    only = np.zeros(2, bool) if missing == "row" else None
+    design = plan(records.schema, target="y", na="drop")
+    rows = design.rows(records, where=where, apart=apart, only=only)
+    assert rows.X.shape == (0, 1)
+    later = design.rows(batch(y=[1.0, 2.0], x=[3.0, 4.0], g=["a", "b"]), where=where, apart=apart)
+    X = later.X.plain() if apart else later.X
+    assert X.tolist() == [[3.0, 0.0], [4.0, 1.0]]
+
+
+@pytest.mark.parametrize("kind", [pa.int8(), pa.uint8(), pa.uint64()])
+def test_dictionaries_of_all_indices(kind):
+    g = pa.DictionaryArray.from_arrays(pa.array([0, 2, 2], kind), pa.array(["a", "b", "c"]))
+    records = pa.record_batch({"y": [1.0, 2.0, 3.0], "g": g})
+    rows = plan(records.schema, target="y", scan=[records]).rows(records, where=where)
+    assert rows.X.tolist() == [[0.0], [1.0], [1.0]]

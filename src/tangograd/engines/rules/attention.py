@@ -66,9 +66,10 @@ def _has_gradients(Q: Tensor, K: Tensor, V: Tensor) -> bool:
         and Q.shape[:2] == K.shape[:2] == V.shape[:2]
         and Q.shape[-1] == K.shape[-1] == V.shape[-1]
         and K.shape[2] == V.shape[2]
+        and Q.stride(-1) == K.stride(-1) == V.stride(-1) == 1  # of which the kernel is sure
         and torch.backends.cuda.flash_sdp_enabled()  # a switch of all devices
         and not torch.is_autocast_enabled("cpu")  # which goes by the name of the function
-        and not any(map(torch._C._functorch.is_functorch_wrapped_tensor, (Q, K, V)))
+        and not torch._C._are_functorch_transforms_active()
     )
 
 
@@ -88,7 +89,8 @@ class _Attention(torch.autograd.Function):
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         found = _rows((Q, K, V), (dQ, dK, dV), None, is_causal, scale)
-        ctx.save_for_backward(Q, K, V, found.z, found.logsumexp)
+        # in the order of torch's own function, by which a checkpoint, run again, replaces these
+        ctx.save_for_backward(K, Q, V, found.logsumexp, found.z)
         ctx.options = is_causal, scale
         ctx.mark_non_differentiable(found.t)
         return found.z, found.t
@@ -97,8 +99,9 @@ class _Attention(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, g: Tensor, _: Any) -> Any:
         is_causal, scale = ctx.options
+        K, Q, V, logsumexp, z = ctx.saved_tensors
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
-        found = backward(g, *ctx.saved_tensors, 0.0, is_causal, scale=scale)
+        found = backward(g, Q, K, V, z, logsumexp, 0.0, is_causal, scale=scale)
         return (*found, None, None, None, None, None)
 
 
@@ -136,7 +139,7 @@ def _rows(
         moving = [None if x is None else x[..., s, :] for x, s in ((dQ, own), (dK, seen))]
         resting = Q[..., own, :], K[..., seen, :], both[..., seen, :]
         parts.append(_block(resting, moving, mask, dV is not None, first if is_causal else None))
-    order = sorted(range(Q.dim()), key=values[0].stride, reverse=True)
+    order = _order(values[0], parts[0].z.dim())
     return _Rows(
         _joined([part.z for part in parts], order),
         _joined([part.t for part in parts], order),
@@ -144,8 +147,15 @@ def _rows(
     )
 
 
+def _order(Q: Tensor, dim: int) -> list[int]:
+    """The dimensions of outputs as they lie in memory: features last, the others as in queries."""
+    if Q.dim() != dim:
+        return list(range(dim))
+    return [*sorted(range(dim - 1), key=Q.stride, reverse=True), dim - 1]
+
+
 def _joined(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Of all queries, in memory in an order of dimensions: that of the queries, as torch's are."""
+    """Of all queries, in memory in an order of dimensions."""
     whole = torch.cat([x.permute(*order) for x in parts], order.index(len(order) - 2))
     return whole.permute(*(order.index(i) for i in range(len(order))))
 
@@ -178,6 +188,9 @@ def _block(
     total = E.sum(-1, keepdim=True)
     if mask is not None:  # rows that see nothing
         E, total = torch.where(E.isnan(), 0.0, E), torch.where(total.isnan(), 1.0, total)
+    logsumexp = (highest + total.log()).squeeze(-1)
+    if E.dtype.itemsize < 4:  # whose sums could be too large for it
+        E, total = E / total, torch.ones_like(total)
     width = both.shape[-1] // 2 if moves else both.shape[-1]
     V, (z, *terms) = both[..., :width], (E @ both).split(width, -1)
     z = z / total
@@ -186,4 +199,4 @@ def _block(
         left, right = (torch.cat(side, -1) for side in zip(*pairs, strict=True))
         E_dS = (left @ right.transpose(-2, -1)).mul_(E)
         terms += [E_dS @ V, E_dS.sum(-1, keepdim=True).neg_() * z]
-    return _Rows(z, reduce(torch.add, terms) / total, (highest + total.log()).squeeze(-1))
+    return _Rows(z, reduce(torch.add, terms) / total, logsumexp)

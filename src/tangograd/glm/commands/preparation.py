@@ -99,7 +99,7 @@ class Preparation:
         self._waiting: list[tuple[_Part, Array]] = []
 
     def __call__(self, batch: Batch) -> Iterator[Piece]:
-        """The pieces of a batch, none of them large."""
+        """The pieces of a batch: of rows that are copied to a matrix, none is large."""
         most = max(1024, PIECE_BYTES // (8 * (self.design.entries + 1)))
         if self.design.separable:  # these are not copied
             most = max(batch.records.num_rows, 1)

@@ -263,7 +263,7 @@ class Reading:
         recode.append(category.codes.get(MISSING, -1))
         each = np.array(recode)[levels.recode]
         if table is not None:
-            each = table[each]
+            each = table[each] if len(table) else np.full_like(each, -1)  # no level is open yet
         found: NDArray[Any] = each[self.of_kept(levels.entries)]
         return found
 
