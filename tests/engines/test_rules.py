@@ -233,6 +233,21 @@ def test_rows_that_attend_to_nothing():
     assert bool(t.isfinite().all()) or not bool(z.isfinite().all())
 
 
+def attends_as_torch(function, inputs, tangents):
+    """Outputs and gradients are torch's, the tangent is its derivative; returns the outputs."""
+    z, t = lean(function, inputs, tangents, range(3))
+    wanted = function(*inputs)
+    torch.testing.assert_close(z, wanted, rtol=0, atol=1e-14)
+    torch.testing.assert_close(
+        t, difference(function, inputs, tangents, range(3)), atol=1e-8, rtol=0
+    )
+    u = numbers(*z.shape, seed=40)
+    plain = torch.autograd.grad(wanted, inputs, u)
+    for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
+        torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+    return z
+
+
 @pytest.mark.parametrize("is_causal", [True, False])
 @pytest.mark.parametrize("lengths", [(65, 65), (7, 40), (40, 7), (1, 1)])
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 1, 3), (2, 0, 1, 3)])
@@ -249,17 +264,8 @@ def test_attention_of_all_lengths_and_layouts(order, lengths, is_causal):
     def function(q, k, v):
         return attention(q, k, v, is_causal=is_causal)
 
-    z, t = lean(function, inputs, tangents, range(3))
-    wanted = function(*inputs)
-    torch.testing.assert_close(z, wanted, rtol=0, atol=1e-14)
-    assert z.stride() == wanted.stride()
-    torch.testing.assert_close(
-        t, difference(function, inputs, tangents, range(3)), atol=1e-8, rtol=0
-    )
-    u = numbers(*z.shape, seed=40)
-    plain = torch.autograd.grad(wanted, inputs, u)
-    for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
-        torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+    z = attends_as_torch(function, inputs, tangents)
+    assert z.stride() == function(*inputs).stride()
 
 
 def features_first(x):
@@ -293,16 +299,7 @@ def test_attention_of_unusual_tensors(name):
     function, inputs = UNUSUAL[name]
     inputs = [x.clone().requires_grad_() for x in inputs]
     tangents = [numbers(*x.shape, seed=20 + i) for i, x in enumerate(inputs)]
-    z, t = lean(function, inputs, tangents, range(3))
-    wanted = function(*inputs)
-    torch.testing.assert_close(z, wanted, rtol=0, atol=1e-14)
-    torch.testing.assert_close(
-        t, difference(function, inputs, tangents, range(3)), atol=1e-8, rtol=0
-    )
-    u = numbers(*z.shape, seed=40)
-    plain = torch.autograd.grad(wanted, inputs, u)
-    for found, own in zip(torch.autograd.grad(z, inputs, u), plain, strict=True):
-        torch.testing.assert_close(found, own, rtol=0, atol=1e-13)
+    attends_as_torch(function, inputs, tangents)
 
 
 @pytest.mark.parametrize("is_causal", [True, False])

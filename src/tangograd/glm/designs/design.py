@@ -14,12 +14,11 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tangograd.glm.coded import Coded, Columns
+from tangograd.glm.designs.assembly import coded, matrix, product
 from tangograd.glm.designs.blueprint import Blueprint, Policy, blueprint
-from tangograd.glm.designs.columns import ARROW, finite
+from tangograd.glm.designs.columns import ARROW
 from tangograd.glm.designs.labels import MISSING, label
-from tangograd.glm.designs.layout import Block, Category, Layout
-from tangograd.glm.designs.matrix import csr, dense
+from tangograd.glm.designs.layout import Category, Layout
 from tangograd.glm.designs.reading import Reading, Unseen
 from tangograd.glm.designs.survey import survey, to_survey
 from tangograd.glm.errors import DataError
@@ -244,7 +243,7 @@ class Design:
         apart = apart and self.separable
         untouched = apart and reading.whole
         products = [
-            None if untouched and block.term.column is not None else _product(reading, block)
+            None if untouched and block.term.column is not None else product(reading, block)
             for block in self.layout.blocks
         ]
         reading.faults.complain(where)
@@ -253,7 +252,7 @@ class Design:
         if training and not reading.gone.all():
             self._look_for_baselines(reading)
         return Rows(
-            X=(self._coded if apart else self._matrix)(reading, products),
+            X=(coded if apart else matrix)(self.layout, reading, products, self._is_sparse),
             y=None if y is None else reading.of_kept(y),
             weights=None if weights is None else reading.of_kept(weights),
             offset=None if offset is None else reading.of_kept(offset),
@@ -266,57 +265,6 @@ class Design:
         for name, category in self.categories.items():
             if not category.seen:
                 category.seen = category.baseline in reading.levels[name].labels
-
-    def _matrix(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Any:
-        """Dense or CSR."""
-        whole: list[tuple[int, NDArray[Any]]] = []
-        coded: list[tuple[NDArray[np.int64], NDArray[Any] | None]] = []
-        for block, values in zip(self.layout.blocks, products, strict=True):
-            if block.term.categories:
-                coded.append((_cells(block, reading), values))
-            elif values is not None:
-                whole.append((int(block.table), values))
-        coded += [(columns, None) for columns in self._indicated(reading)]
-        build = csr if self._is_sparse else dense
-        return build(len(reading.kept), len(self.layout.names), whole, coded)
-
-    def _coded(self, reading: Reading, products: Sequence[NDArray[Any] | None]) -> Coded:
-        """Numbers and levels apart; terms without a product are columns of the batch."""
-        whole: list[tuple[int, NDArray[Any]]] = []
-        rows = np.arange(len(reading.kept))
-        if reading.only is not None and reading.whole:
-            rows = reading.only
-        for block, values in zip(self.layout.blocks, products, strict=True):
-            if block.term.categories:
-                continue
-            if values is None and block.term.column is not None:
-                values = reading.numbers[block.term.column].values
-            elif values is not None and rows is reading.only:
-                spread = np.zeros(reading.batch.num_rows)
-                spread[rows] = values
-                values = spread
-            if values is not None:
-                whole.append((int(block.table), values))
-        coded = [_cells(block, reading) for block in self.layout.blocks if block.term.categories]
-        coded += self._indicated(reading)
-        levels = np.empty((len(rows), len(coded)), np.int32)
-        for at, columns in enumerate(coded):
-            levels[:, at] = columns
-        return Coded(
-            Columns([values for _, values in whole], rows),
-            np.array([place for place, _ in whole], np.int64),
-            levels,
-            len(self.layout.names),
-            self._is_sparse,
-        )
-
-    def _indicated(self, reading: Reading) -> list[NDArray[np.int64]]:
-        """The columns of missing values, -1 where they are not."""
-        return [
-            np.where(reading.of_kept(missing), column, -1)
-            for name, column in self.layout.indicators.items()
-            if (missing := reading.numbers[name].missing) is not None
-        ]
 
     @property
     def _is_sparse(self) -> bool:
@@ -426,27 +374,3 @@ def _category(name: str, parts: Blueprint, given: Sequence[str] | None) -> Categ
 def _through(where: Callable[[int], str], rows: NDArray[np.int64]) -> Callable[[int], str]:
     """The place of a row by its number among some."""
     return lambda row: where(int(rows[row]))
-
-
-def _cells(block: Block, reading: Reading) -> NDArray[np.int64]:
-    """The columns of a term's levels, -1 for none."""
-    first, *others = (name for name, _ in block.term.categories)
-    if not others:
-        return reading.codes(first, block.table)
-    found: NDArray[np.int64] = block.table[tuple(map(reading.codes, (first, *others)))]
-    return found
-
-
-def _product(reading: Reading, block: Block) -> NDArray[Any] | None:
-    """The product of a term's numbers in the rows that can be used; ``None`` if it has none."""
-    values = [reading.value(expression) for expression in block.term.numbers]
-    if len(values) < 2:
-        return values[0] if values else None
-    product = np.ones(len(values[0]))
-    with np.errstate(over="ignore"):
-        for each in values:
-            product *= each
-    if not finite(product) and reading.faults.row is None:
-        name = ":".join(expression.name for expression in block.term.numbers)
-        raise DataError(f"the interaction {name} is too large for a number: rescale its columns")
-    return product

@@ -1,0 +1,98 @@
+"""The rows of a batch as a matrix, or as numbers and levels apart."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.coded import Coded, Columns
+from tangograd.glm.designs.columns import finite
+from tangograd.glm.designs.layout import Block, Layout
+from tangograd.glm.designs.matrix import csr, dense
+from tangograd.glm.designs.reading import Reading
+from tangograd.glm.errors import DataError
+
+
+def product(reading: Reading, block: Block) -> NDArray[Any] | None:
+    """The product of a term's numbers in the rows that can be used; ``None`` if it has none."""
+    values = [reading.value(expression) for expression in block.term.numbers]
+    if len(values) < 2:
+        return values[0] if values else None
+    found = np.ones(len(values[0]))
+    with np.errstate(over="ignore"):
+        for each in values:
+            found *= each
+    if not finite(found) and reading.faults.row is None:
+        name = ":".join(expression.name for expression in block.term.numbers)
+        raise DataError(f"the interaction {name} is too large for a number: rescale its columns")
+    return found
+
+
+def matrix(
+    layout: Layout, reading: Reading, products: Sequence[NDArray[Any] | None], sparse: bool
+) -> Any:
+    """Dense or CSR."""
+    whole: list[tuple[int, NDArray[Any]]] = []
+    levels: list[tuple[NDArray[np.int64], NDArray[Any] | None]] = []
+    for block, values in zip(layout.blocks, products, strict=True):
+        if block.term.categories:
+            levels.append((_cells(block, reading), values))
+        elif values is not None:
+            whole.append((int(block.table), values))
+    levels += [(columns, None) for columns in _indicated(layout, reading)]
+    build = csr if sparse else dense
+    return build(len(reading.kept), len(layout.names), whole, levels)
+
+
+def coded(
+    layout: Layout, reading: Reading, products: Sequence[NDArray[Any] | None], sparse: bool
+) -> Coded:
+    """Numbers and levels apart; terms without a product are columns of the batch."""
+    whole: list[tuple[int, NDArray[Any]]] = []
+    rows = np.arange(len(reading.kept))
+    if reading.only is not None and reading.whole:
+        rows = reading.only
+    for block, values in zip(layout.blocks, products, strict=True):
+        if block.term.categories:
+            continue
+        if values is None and block.term.column is not None:
+            values = reading.numbers[block.term.column].values
+        elif values is not None and rows is reading.only:
+            spread = np.zeros(reading.batch.num_rows)
+            spread[rows] = values
+            values = spread
+        if values is not None:
+            whole.append((int(block.table), values))
+    levels = [_cells(block, reading) for block in layout.blocks if block.term.categories]
+    levels += _indicated(layout, reading)
+    codes = np.empty((len(rows), len(levels)), np.int32)
+    for at, columns in enumerate(levels):
+        codes[:, at] = columns
+    return Coded(
+        Columns([values for _, values in whole], rows),
+        np.array([place for place, _ in whole], np.int64),
+        codes,
+        len(layout.names),
+        sparse,
+    )
+
+
+def _indicated(layout: Layout, reading: Reading) -> list[NDArray[np.int64]]:
+    """The columns of missing values, -1 where they are not."""
+    return [
+        np.where(reading.of_kept(missing), column, -1)
+        for name, column in layout.indicators.items()
+        if (missing := reading.numbers[name].missing) is not None
+    ]
+
+
+def _cells(block: Block, reading: Reading) -> NDArray[np.int64]:
+    """The columns of a term's levels, -1 for none."""
+    first, *others = (name for name, _ in block.term.categories)
+    if not others:
+        return reading.codes(first, block.table)
+    found: NDArray[np.int64] = block.table[tuple(map(reading.codes, (first, *others)))]
+    return found
