@@ -6,7 +6,9 @@ alike; the ratio of a pair of neighbouring blocks is one observation, and the me
 is reported with the quartiles. SGD is eager throughout, also beside the compiled engine. γ is a
 number and there is no preconditioner, but for the rows "defaults", which are ``TANGO(parameters)``
 and where an observation is a whole period of 40 steps, with both kinds of refresh. The first steps,
-which look at γ more closely, and compilation are left out.
+which look at γ more closely, and compilation are left out. Tangents of linear layers are multiplied
+by oneDNN, which on some processors is quicker than MKL, torch's choice for SGD; the rows
+"auto, no oneDNN" are without it.
 
 Peak memory is that of tensors, exactly: the profiler reports every allocation and deallocation of
 torch's CPU allocator, and the largest running sum over a step is the peak above what lived before
@@ -16,7 +18,7 @@ refresh frees of older state is not known to the profiler).
 
 Every model has a process of its own. An engine that cannot do a model is a row with its error.
 
-    python benchmarks/engines.py [--models mlp,conv] [--engines dual,auto] [--rounds 10] [--seed 0]
+    python benchmarks/engines.py [--models mlp,conv] [--engines "dual;auto"] [--rounds 10]
     python benchmarks/engines.py --results /tmp/trial.json    # kept elsewhere, beside no others
     python benchmarks/engines.py --plot     # only the table and the picture, from kept results
 """
@@ -46,6 +48,7 @@ from torch.nn import functional
 from torch.profiler import ProfilerActivity, profile
 
 from tangograd import TANGO, Categorical
+from tangograd.engines.rules import products
 
 RESULTS = FOLDER / "engines.json"
 DOCS = FOLDER.parent.parent / "docs/engines.md"
@@ -55,7 +58,11 @@ ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "
 TABLE_BEGINS, TABLE_ENDS = "<!-- costs -->", "<!-- end of costs -->"
 ENGINES = ("auto", "dual", "two-pass", "double-backward", "finite-difference", "compiled")
 DEFAULTS = "defaults"
+#: "auto" with tangents from the products that SGD has, MKL's: as it is where oneDNN is no quicker
+WITHOUT_ONEDNN = "auto, no oneDNN"
+SHOWN = (*ENGINES, DEFAULTS, WITHOUT_ONEDNN)
 COMPILED_SGD = "compiled SGD"  # for comparison; only by name
+ONEDNN = products.AVAILABLE
 PERIOD = 40  # steps in which TANGO "auto" has both its kinds of refresh
 PAST_THE_FIRST = 1041  # a step number far from the first ones, powers of two and refresh steps
 REFRESHES = (1060, 1080)  # step numbers, one of each kind
@@ -218,9 +225,8 @@ def tango(case: Case, x: Tensor, y: Tensor, engine: str) -> Trainee:
     if engine == DEFAULTS:
         optimizer = TANGO(model.parameters())
     else:
-        optimizer = TANGO(
-            model.parameters(), lr=LR, gamma=GAMMA, preconditioner=None, engine=engine
-        )
+        named = "auto" if engine == WITHOUT_ONEDNN else engine
+        optimizer = TANGO(model.parameters(), lr=LR, gamma=GAMMA, preconditioner=None, engine=named)
 
     def step() -> None:
         optimizer.zero_grad()
@@ -299,6 +305,7 @@ def measure(name: str, engine: str, rounds: int, seed: int) -> Row:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start = time.perf_counter()
+    products.AVAILABLE = ONEDNN and engine != WITHOUT_ONEDNN
     try:
         row |= _measure(case, engine, rounds, seed)
     except Exception as error:
@@ -402,7 +409,7 @@ def missed(rows: list[Row]) -> list[str]:
 def markdown(rows: list[Row]) -> str:
     """The table of the docs: time / peak memory of each model and engine, SGD's being 1."""
     models = list(dict.fromkeys(row["model"] for row in rows))
-    engines = [name for name in (*ENGINES, DEFAULTS) if any(r["engine"] == name for r in rows)]
+    engines = [name for name in SHOWN if any(r["engine"] == name for r in rows)]
     cells = {
         (row["model"], row["engine"]): "cannot"
         if row["error"]
@@ -431,7 +438,7 @@ def plot(rows: list[Row], path: Path) -> None:
     import matplotlib.pyplot as plt
 
     models = list(dict.fromkeys(row["model"] for row in rows))
-    engines = [name for name in (*ENGINES, DEFAULTS) if any(r["engine"] == name for r in rows)]
+    engines = [name for name in SHOWN if any(r["engine"] == name for r in rows)]
     figure, panels = plt.subplots(2, 1, figsize=(11, 7), sharex=True, layout="constrained")
     kinds = (("ratio", "time_goal", "time"), ("memory_ratio", "memory_goal", "peak memory"))
     for axes, (value, goal, label) in zip(panels, kinds, strict=True):
@@ -460,8 +467,8 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(CASES), help=f"of {', '.join(CASES)}")
     parser.add_argument(
         "--engines",
-        default=",".join((*ENGINES, DEFAULTS)),
-        help=f"of {', '.join(ENGINES)}, {DEFAULTS} and {COMPILED_SGD}",
+        default=";".join(SHOWN),
+        help=f"of {'; '.join(SHOWN)} and {COMPILED_SGD}, between semicolons",
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks, for each repeat")
     parser.add_argument("--seed", type=int, default=0)
@@ -482,7 +489,7 @@ def main() -> None:
     if not options.plot:
         for name in options.models.split(","):
             with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as process:
-                for engine in options.engines.split(","):
+                for engine in options.engines.split(";"):
                     row = process.submit(
                         measure, name, engine, options.rounds, options.seed
                     ).result()

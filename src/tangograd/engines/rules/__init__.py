@@ -23,12 +23,12 @@ from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of
 
 aten = torch.ops.aten
 
-LAYERS: frozenset[Callable[..., Any]] = frozenset(
-    {functional.linear, torch.conv1d, torch.conv2d, torch.conv3d}
-)
+CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
+LAYERS: frozenset[Callable[..., Any]] = CONVOLUTIONS | {functional.linear}
 
 RULES: dict[Callable[..., Any], Rule] = {
-    **dict.fromkeys(LAYERS, layers.layer),
+    functional.linear: layers.linear,
+    **dict.fromkeys(CONVOLUTIONS, layers.convolution),
     **dict.fromkeys(
         (
             torch.matmul,

@@ -6,14 +6,42 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from tangograd.engines.rules.duals import Rule, cut, dual, split, total
+from tangograd.engines.rules.products import product
 
 MAXIMUM = 2  # a mode of embedding_bag
 
 
-def layer(
+def linear(
+    func: Rule,
+    input: Tensor,  # noqa: A002 - torch's name
+    weight: Tensor,
+    bias: Tensor | None = None,
+) -> Any:
+    """``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
+    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    batch = None
+    if x.dim() != 2:  # or it may multiply one matrix at a time
+        batch = x.shape[:-1]
+        x, dx = (None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, dx))
+
+    def as_given(z: Tensor) -> Tensor:
+        return z if batch is None else z.reshape(*batch, *z.shape[1:])
+
+    z = as_given(func(x, W, b))
+    with torch.no_grad():
+        t = None
+        if dW is not None:
+            t = product(x, dW, db)
+        if dx is not None:
+            t = product(dx, W, db if t is None else None, onto=t)
+    if t is None and db is not None:
+        return NotImplemented
+    return dual(z, None if t is None else as_given(t))
+
+
+def convolution(
     func: Rule,
     input: Tensor,  # noqa: A002 - torch's name
     weight: Tensor,
@@ -21,31 +49,17 @@ def layer(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """``d(x W + b) = dx W + x dW + db``."""
+    """The same, for the products of a convolution."""
     (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
-    batch = None
-    if func is functional.linear and x.dim() != 2:  # or it may multiply one matrix at a time
-        batch = x.shape[:-1]
-        x, dx = (None if y is None else y.reshape(-1, y.shape[-1]) for y in (x, dx))
-
-    def apply(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-        z: Tensor = func(x, W, b, *args, **kwargs)
-        return z if batch is None else z.reshape(*batch, *z.shape[1:])
-
-    z = apply(x, W, b)
+    z = func(x, W, b, *args, **kwargs)
     with torch.no_grad():
         t = None
         if dW is not None:
-            t = apply(x, dW, db)
-        matrices = func is functional.linear and batch is None and W.dim() == 2
-        if matrices and t is not None and dx is not None and t.dtype == dx.dtype == W.dtype:
-            t.addmm_(dx, W.t())  # without autocast, or where it has nothing to do
-        elif dx is not None:
-            through = apply(dx, W, db if t is None else None)
+            t = func(x, dW, db, *args, **kwargs)
+        if dx is not None:
+            through = func(dx, W, db if t is None else None, *args, **kwargs)
             t = through if t is None else t.add_(through)
-        elif dW is None and db is not None:
-            return NotImplemented
-    return dual(z, t)
+    return NotImplemented if t is None and db is not None else dual(z, t)
 
 
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
