@@ -159,7 +159,7 @@ def test_sums_are_those_of_the_matrix():
         z[:, -1] = float(intercept)
         for full in (True, False):
             sums = Sums(1, WIDTH + 1, full)
-            sums.add_coded(X, m, scores, fishers, intercept)
+            sums.add_coded(X, m, np.array([fishers, scores**2]), intercept)
             for found, weights in ((sums.fisher, fishers), (sums.meat, scores**2)):
                 expected = z.T @ (weights[:, None] * z)
                 expected = expected if full else np.diag(expected)

@@ -107,11 +107,13 @@ class Problem:
             kernel.dense_rows(*family, self.X, *before, theta, v, C, S, scalars, *after)
         elif how == "single":
             parts = (theta[0], v[0], C[0], S[0])
-            slopes, roots = (np.full((n, self.size), np.nan) for _ in range(2))
-            after = (self.alpha, self.sampled, rng, slopes, roots)
+            z, weights = np.full((n, self.size + 3), np.nan), np.full((2, n), np.nan)
+            after = (self.alpha, self.sampled, rng, z, weights)
             kernel.single_rows(*family, self.X, *before, *parts, scalars, *after)
-            kept = slopes[:, None], roots[:, None, None] ** 2
-            return (theta, v, C, S, scalars), *kept
+            assert np.isnan(z[:, self.size :]).all()
+            z = z[:, : self.size]
+            kept = weights[1][:, None, None] * z[:, None] ** 2, weights[0][:, None, None, None]
+            return (theta, v, C, S, scalars), kept[0], kept[1] * z[:, None, None] ** 2
         else:
             X = sp.csr_matrix(self.X)
             X = (X.data, X.indices, X.indptr)
@@ -119,10 +121,11 @@ class Problem:
         return (theta, v, C, S, scalars), *self.products(scores, fishers)
 
     def products(self, scores, fishers):
-        """``s x`` and ``F x²``, with x of every row."""
+        """``(s x)²`` and ``F x²``, with x of every row."""
         ones = np.full(len(scores), self.scalars[kernel.INTERCEPT])
         x = np.c_[self.X[: len(scores)] - self.m, ones]
-        return scores[..., None] * x[:, None], fishers[..., None] * x[:, None, None] ** 2
+        squares = (scores[..., None] * x[:, None]) ** 2
+        return squares, fishers[..., None] * x[:, None, None] ** 2
 
     def respond(self, eta, y):
         """Loss, gradient and Fisher matrix in the space of the outputs."""
@@ -311,7 +314,7 @@ def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
             problem.X,
             *(problem.y, problem.w, problem.offset, np.arange(50), problem.m.copy()),
             *(theta[0], v[0], C[0], S[0], scalars),
-            *(0.0, False, np.random.default_rng(0), np.empty((0, 6)), np.empty((0, 6))),
+            *(0.0, False, np.random.default_rng(0), np.empty((0, 6)), np.empty((2, 0))),
         )
         seen.add(theta.tobytes())
     assert len(seen) == 1

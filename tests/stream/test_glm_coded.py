@@ -45,7 +45,7 @@ class CodedProblem(Problem):
         self.X = self.coded.plain()
         self.y = self._responses(rng.normal(size=(1, self.d)) / 3, rng)
 
-    def arguments(self, state, scores, fishers, rng, rows=slice(None)):
+    def arguments(self, state, weights, rng, rows=slice(None)):
         theta, v, C, S, scalars = state
         X = self.coded
         return (
@@ -53,14 +53,15 @@ class CodedProblem(Problem):
             *(np.r_[X.places, self.d], np.delete(np.arange(self.d), X.places)),
             *(self.y[rows], self.w[rows], self.offset[rows], self.m),
             *(theta[0], v[0], C[0], S[0], scalars, self.alpha, self.sampled, rng),
-            *(scores, fishers),
+            weights,
         )
 
     def run_coded(self):
         state, n = self.state(), len(self.y)
-        scores, fishers = np.full(n, np.nan), np.full(n, np.nan)
-        coded_rows(*self.arguments(state, scores, fishers, np.random.default_rng(self.seed + 1)))
-        return state, *self.products(scores[:, None], fishers[:, None, None])
+        weights = np.full((2, n), np.nan)
+        coded_rows(*self.arguments(state, weights, np.random.default_rng(self.seed + 1)))
+        fishers, squares = weights
+        return state, *self.products(np.sqrt(squares)[:, None], fishers[:, None, None])
 
 
 @functools.cache
@@ -75,12 +76,12 @@ def expectation(family, variant, n, seed, shape):
 def test_rows_are_the_papers_two_equations(family, variant, n):
     """Many of them with renewals of C and γ, and the penalty now and then."""
     shape = "numbers among levels"
-    problem, expected, slopes, fishers = expectation(family, variant, n, 3, shape)
-    found, its_slopes, its_fishers = problem.run_coded()
+    problem, expected, squares, fishers = expectation(family, variant, n, 3, shape)
+    found, its_squares, its_fishers = problem.run_coded()
     if n > 1:
         assert found[4][kernel.RENEWAL] > problem.scalars[kernel.RENEWAL]
     assert largest_difference(found, expected) < (1e-13 if n == 1 else 1e-11)
-    assert np.abs(its_slopes - slopes).max() < 1e-10 * max(1, np.abs(slopes).max())
+    assert np.abs(its_squares - squares).max() < 1e-10 * max(1, np.abs(squares).max())
     assert np.abs(its_fishers - fishers).max() < 1e-10 * max(1, np.abs(fishers).max())
 
 
@@ -94,7 +95,7 @@ def test_dense_rows_and_these_may_alternate():
     problem = CodedProblem("logit", 200, "numbers among levels", seed=6, alpha=0.05, weighted=True)
     expected, _, _ = problem.run("dense")
     state, rng = problem.state(), np.random.default_rng(0)
-    nothing = (np.empty(0), np.empty(0), rng)
+    nothing = (np.empty((2, 0)), rng)
     coded_rows(*problem.arguments(state, *nothing, slice(0, 70)))
     here = slice(70, 130)
     rest = (problem.y[here], problem.w[here], problem.offset[here], np.arange(70, 130), problem.m)
@@ -113,7 +114,7 @@ def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
         state = problem.state()
         for i in allocations.permutation(200)[:100]:
             others[i] = None
-        coded_rows(*problem.arguments(state, np.empty(0), np.empty(0), allocations))
+        coded_rows(*problem.arguments(state, np.empty((2, 0)), allocations))
         seen.add(state[0].tobytes())
     assert len(seen) == 1
 
@@ -140,7 +141,7 @@ def test_a_row_costs_its_numbers_and_its_own_levels(monkeypatch):
             *(np.array([0, 1, 2, 8 + extra]), levels),
             *(problem.y, problem.w, problem.offset, np.r_[problem.m, np.full(extra, 0.1)]),
             *(theta, v, C, S, scalars, 0.0, False, np.random.default_rng(0)),
-            *(np.empty(0), np.empty(0)),
+            np.empty((2, 0)),
         )
         uses.append(Counted.uses)
     assert uses[0] == uses[1] > 30 * 3

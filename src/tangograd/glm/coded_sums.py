@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tangograd.glm.coded import Coded
 from tangograd.stream.glm_coded import coded_products
+from tangograd.stream.outer import padded, symmetric
 
 Array = NDArray[np.float64]
 
@@ -32,45 +33,44 @@ class CodedSums:
         self.places, self.levels = X.places, X.levels(len(m))
         self.m, self.intercept = m, intercept
         self.rows = 0
-        size = len(self.places) + 1
-        self._products = np.zeros((2 * size, size))
-        self._cross = np.zeros((len(self.levels), 2 * size))
-        self._pairs = np.zeros((len(self.levels), 2, len(self.levels)))
+        size, levels = padded(len(self.places) + 1), len(self.levels) + 1
+        self._products = np.zeros((2, size, size))
+        self._cross = np.zeros((2, levels, size))
+        self._pairs = np.zeros((2, levels, levels))
 
-    def add(self, X: Coded, scores: Array, fishers: Array) -> None:
-        """Further rows, with their w s and w f."""
+    def add(self, X: Coded, weights: Array) -> None:
+        """Further rows, with their w f and (w s)², shape (2, n)."""
         cast(Any, coded_products)(
             X.numbers,
             X.codes,
             self.levels,
             self.m[self.places],
-            scores,
-            fishers,
+            weights,
             self._products,
             self._cross,
             self._pairs,
         )
-        self.rows += len(scores)
+        self.rows += weights.shape[1]
 
     def grow(self, columns: int) -> None:
         """More levels, after all columns; they are centred at 0."""
-        extra = columns - len(self.m)
+        old, extra = len(self.levels), columns - len(self.m)
         self.levels = np.r_[self.levels, np.arange(len(self.m), columns)]
         self.m = np.r_[self.m, np.zeros(extra)]
-        self._cross = np.pad(self._cross, ((0, extra), (0, 0)))
-        self._pairs = np.pad(self._pairs, ((0, extra), (0, 0), (0, extra)))
+        # what is after the levels belongs to none of them, and is of no use
+        self._cross = np.pad(self._cross[:, :old], ((0, 0), (0, extra + 1), (0, 0)))
+        self._pairs = np.pad(self._pairs[:, :old, :old], ((0, 0), (0, extra + 1), (0, extra + 1)))
 
     def matrices(self) -> tuple[Array, Array]:
         """Of the Fisher matrix and of the scores' outer products, shape (d + 1, d + 1) each."""
-        size = len(self.places) + 1
+        size, levels = len(self.places) + 1, len(self.levels)
         order = np.r_[self.levels, self.places, len(self.m)]
         found = []
-        for i, here in enumerate((slice(0, size), slice(size, None))):
-            numbers = self._products[here]
+        for products, cross, pairs in zip(self._products, self._cross, self._pairs, strict=True):
             own = _centred(
-                0.5 * (numbers + numbers.T),
-                self._cross[:, here],
-                self._pairs[:, i],
+                symmetric(products, size),
+                cross[:levels, :size],
+                pairs[:levels, :levels],
                 self.m[self.levels],
             )
             if not self.intercept:

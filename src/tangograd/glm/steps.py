@@ -11,6 +11,7 @@ from tangograd.glm.rows import Rows, blocks, is_sparse
 from tangograd.stream import glm as kernel
 from tangograd.stream.glm_coded import coded_rows
 from tangograd.stream.glm_sparse import sparse_rows
+from tangograd.stream.outer import padded
 
 if TYPE_CHECKING:
     from tangograd.glm.engine import OnePass
@@ -26,16 +27,14 @@ def step(model: OnePass, block: Rows) -> None:
         return
     sums = model.sums
     strip = len(block) if sums is None else sums.strip
-    slopes, roots = (
-        np.empty((0 if sums is None else min(strip, len(block)), model.columns + 1))
-        for _ in range(2)
-    )
+    n = 0 if sums is None else min(strip, len(block))
+    z, weights = np.zeros((n, padded(model.columns + 1))), np.empty((2, n))
     for rows in blocks(block, strip):
         X, family, given, state, rest = _arguments(model, rows)
         own = (part[0] for part in state)
-        cast(Any, kernel).single_rows(*family, X, *given, *own, *rest, slopes, roots)
+        cast(Any, kernel).single_rows(*family, X, *given, *own, *rest, z, weights)
         if sums is not None:
-            sums.add_single(slopes[: len(rows)], roots[: len(rows)])
+            sums.add_single(z[: len(rows)], weights[:, : len(rows)])
 
 
 def _several(model: OnePass, block: Rows) -> None:
@@ -55,7 +54,7 @@ def _several(model: OnePass, block: Rows) -> None:
 def _coded(model: OnePass, block: Rows) -> None:
     """The same for rows of numbers and levels."""
     X, sums = block.X, model.sums
-    scores, fishers = (np.empty(0 if sums is None else len(block)) for _ in range(2))
+    weights = np.empty((2, 0 if sums is None else len(block)))
     dense = np.r_[X.places, model.columns]
     levels = X.levels(model.columns)
     cast(Any, coded_rows)(
@@ -74,11 +73,10 @@ def _coded(model: OnePass, block: Rows) -> None:
         model.alpha,
         model.sampled,
         model.rng,
-        scores,
-        fishers,
+        weights,
     )
     if sums is not None:
-        sums.add_coded(X, model.at.m, scores, fishers, model.intercept)
+        sums.add_coded(X, model.at.m, weights, model.intercept)
 
 
 def _arguments(model: OnePass, block: Rows) -> tuple[Any, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -12,6 +13,7 @@ from tangograd.glm.coded_sums import ROUNDING, CodedSums, coded_squares
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
+from tangograd.stream.outer import add_outer, padded, symmetric
 
 Array = NDArray[np.float64]
 
@@ -22,7 +24,7 @@ FAR = 1e3
 #: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
 STRIP_BYTES = 1 << 18
 STRIP_ROWS = 256  # but at least
-#: sums of numbers and levels are put to the others after so many rows, lest rounding adds up
+#: sums that are kept apart are put to the others after so many rows
 FOLD_ROWS = 1 << 20
 
 
@@ -65,7 +67,10 @@ class Sums:
         self.mistakes = 0  # rows to whose class the model gives less than one half
         self._fisher = np.zeros((p, p) if full else p)
         self._meat = np.zeros((p, p) if full else p)
+        # sums of rows of one output, by compiled functions, and the number of these rows
+        self._outer: Array | None = None
         self._coded: CodedSums | None = None
+        self._apart = 0
 
     def add(
         self,
@@ -96,44 +101,58 @@ class Sums:
             x = rows.take(strip).centred(m, intercept)
             self._add_dense(x, scores[strip], fishers[strip], meat)
 
-    def add_single(self, slopes: Array, roots: Array) -> None:
-        """Rows of one output, as ``w s [x - m, 1]`` and ``√(w f) [x - m, 1]``.
+    def add_single(self, z: Array, weights: Array) -> None:
+        """Rows of one output, as ``z = [x - m, 1]``, padded, and their w f and (w s)².
 
         For covariances: of a stream, whose θ moves, the sum of the gradients says nothing.
         """
         if self.full:
-            self._fisher += roots.T @ roots
-            self._meat += slopes.T @ slopes
+            if self._outer is None:
+                self._outer = np.zeros((2, z.shape[1], z.shape[1]))
+            cast(Any, add_outer)(weights, z, self._outer)
+            self._count(len(z))
         else:
-            self._fisher += (roots * roots).sum(axis=0)
-            self._meat += (slopes * slopes).sum(axis=0)
+            fisher, meat = weights @ z[:, : self.size] ** 2
+            self._fisher += fisher
+            self._meat += meat
 
-    def add_coded(self, X: Coded, m: Array, scores: Array, fishers: Array, intercept: bool) -> None:
+    def add_coded(self, X: Coded, m: Array, weights: Array, intercept: bool) -> None:
         """Rows of one output with numbers and levels; for covariances, as the above."""
         if not self.full:
-            self._fisher += coded_squares(X, m, fishers, intercept)
-            self._meat += coded_squares(X, m, scores**2, intercept)
+            self._fisher += coded_squares(X, m, weights[0], intercept)
+            self._meat += coded_squares(X, m, weights[1], intercept)
             return
         if self._coded is None:
             self._coded = CodedSums(X, m, intercept)
-        self._coded.add(X, scores, fishers)
-        if self._coded.rows >= FOLD_ROWS:
+        self._coded.add(X, weights)
+        self._count(weights.shape[1])
+
+    def _count(self, rows: int) -> None:
+        """After so many rows put their own sums to the others, lest rounding adds up."""
+        self._apart += rows
+        if self._apart >= FOLD_ROWS:
             self._fold()
 
     def _fold(self) -> None:
-        """Put the sums of numbers and levels to the others."""
-        if self._coded is not None:
-            self._fisher, self._meat, self._coded = self.fisher, self.meat, None
+        """Put all sums to the others."""
+        self._fisher, self._meat = self.fisher, self.meat
+        self._outer, self._coded, self._apart = None, None, 0
 
     @property
     def fisher(self) -> Array:
         """The Fisher matrix, or its diagonal."""
-        return self._fisher if self._coded is None else self._fisher + self._coded.matrices()[0]
+        return self._whole(self._fisher, 0)
 
     @property
     def meat(self) -> Array:
         """The outer products of the scores, or their diagonal."""
-        return self._meat if self._coded is None else self._meat + self._coded.matrices()[1]
+        return self._whole(self._meat, 1)
+
+    def _whole(self, total: Array, kind: int) -> Array:
+        """With the sums that are kept apart."""
+        if self._outer is not None:
+            total = total + symmetric(self._outer[kind], self.size)
+        return total if self._coded is None else total + self._coded.matrices()[kind]
 
     @property
     def strip(self) -> int:
@@ -189,6 +208,11 @@ class Sums:
         if self._coded is not None:
             self._coded.grow(size - 1)
         kept = np.r_[np.arange(old - 1), size - 1]
+        if self._outer is not None:
+            before, width = self._outer, padded(size)
+            self._outer = np.zeros((2, width, width))
+            for own, each in zip(self._outer, before, strict=True):
+                own[np.ix_(kept, kept)] = symmetric(each, old)
         kept = (np.arange(self.outputs)[:, None] * size + kept).ravel()
         for name in ("gradient", "_fisher", "_meat"):
             before = getattr(self, name)

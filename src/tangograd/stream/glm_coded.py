@@ -28,9 +28,7 @@ from tangograd.stream.glm import (
     renew,
 )
 from tangograd.stream.glm_sparse import centre, fold
-
-#: rows whose products are taken at once, which stay in the processor's nearest cache
-STRIP = 256
+from tangograd.stream.outer import STRIP, add_products, add_row, scale_row
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -69,8 +67,7 @@ def coded_rows(  # type: ignore[no-untyped-def]
     alpha,
     sampled,
     rng,
-    scores,
-    fishers,
+    weights,
 ):
     """``dense_rows`` of one output, at a cost of a row's numbers and of its levels.
 
@@ -93,14 +90,13 @@ def coded_rows(  # type: ignore[no-untyped-def]
         alpha: the penalty.
         sampled: F̂ from pseudo-samples.
         rng: draws them.
-        scores: gets w s of each row, shape (n,), unless empty.
-        fishers: gets w f of each row, unless empty.
+        weights: gets w f and (w s)² of each row, shape (2, n), unless empty.
     """
     level_of = np.full(len(theta), -1)
     for own in range(len(levels)):
         level_of[levels[own]] = own
     p, n_codes = numbers.shape[1], codes.shape[1]
-    keeping, free = len(scores) > 0, family in FREE
+    keeping, free = weights.shape[1] > 0, family in FREE
     n = 0
     while n < len(y):  # up to a renewal or a penalty, for which all must be whole
         # after the levels a coefficient is in the place of the intercept of ``fold``; it is 0
@@ -176,7 +172,7 @@ def coded_rows(  # type: ignore[no-untyped-def]
             mphi += lag * gain * along
             scalars[SCALE], scalars[LAG], scalars[DT] = scale, lag + dt * scale, dt
             if keeping:
-                scores[n], fishers[n] = weight * s, f
+                weights[0, n], weights[1, n] = f, (weight * s) ** 2
             n += 1
             whole = k >= scalars[RENEWAL] or (alpha > 0 and k >= scalars[PENALTY])
         centred[0, 0], centred[0, 1], S_l[len(levels)] = r, rho, S_x[p]
@@ -195,53 +191,44 @@ def coded_rows(  # type: ignore[no-untyped-def]
             renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
 
 
-@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
+@njit(cache=True, error_model="numpy", nogil=True)
 def coded_products(  # type: ignore[no-untyped-def]
-    numbers, codes, levels, m, scores, fishers, products, cross, pairs
+    numbers, codes, levels, m, weights, products, cross, pairs
 ):
     """What the sums of the Fisher matrices and of the scores' outer products are made of.
 
-    With ``z = [numbers - m, 1]`` and ``a = (w f, (w s)²)`` of each row.
+    With ``z = [numbers - m, 1]``, and zeros up to a width that :mod:`tangograd.stream.outer` likes.
 
     Args:
         numbers: shape (n, p).
         codes: of the levels, shape (n, categories).
         levels: the columns that are levels.
         m: what the numbers are centred at.
-        scores: w s of each row.
-        fishers: w f of each row.
-        products: to it is added ``Σ a ⊗ z zᵀ``, shape (2 (p + 1), p + 1).
-        cross: to ``cross[l]`` is added ``Σ a ⊗ z`` over the rows of level l, shape
-            (levels, 2 (p + 1)).
-        pairs: to ``pairs[l, i, h]`` is added ``Σ a_i`` over the rows of levels l and h; each pair
-            in one of its two places.
+        weights: a of each row, for each of the sums, shape (kinds, n).
+        products: to it is added ``Σ a z zᵀ``, on and above the diagonal, shape (kinds, size, size).
+        cross: to ``cross[k, l]`` is added ``Σ a z`` over the rows of level l, shape (kinds, levels
+            + 1, size); the last is for rows without a level.
+        pairs: to ``pairs[k, l, h]`` is added ``Σ a`` over the rows of levels l and h, each pair in
+            one of its two places; shape (kinds, levels + 1, levels + 1).
     """
-    p, size = numbers.shape[1], numbers.shape[1] + 1
-    level_of = np.full(levels.max() + 1 if len(levels) else 0, -1)
-    for own in range(len(levels)):
-        level_of[levels[own]] = own
-    z, a_z, own_products = np.ones((STRIP, size)), np.empty((STRIP, 2 * size)), products.copy()
+    p, size, none = numbers.shape[1], products.shape[1], len(levels)
+    level_of = np.full((levels.max() if none else -1) + 2, none)  # of a code plus 1
+    for own in range(none):
+        level_of[levels[own] + 1] = own
+    z, a_z = np.zeros((STRIP, size)), np.empty((STRIP, size))
+    z[:, p] = 1.0
     for start in range(0, len(numbers), STRIP):
         rows = min(STRIP, len(numbers) - start)
-        for row in range(rows):
-            n = start + row
-            f, square = fishers[n], scores[n] * scores[n]
-            z_n, a_z_n = z[row], a_z[row]
+        for n in range(rows):
             for j in range(p):
-                z_n[j] = numbers[n, j] - m[j]
-            for j in range(size):
-                a_z_n[j], a_z_n[size + j] = f * z_n[j], square * z_n[j]
-            for e in range(codes.shape[1]):
-                if codes[n, e] < 0:
-                    continue
-                own = level_of[codes[n, e]]
-                cross_l = cross[own]
-                for j in range(2 * size):
-                    cross_l[j] += a_z_n[j]
-                for before in range(e):
-                    if codes[n, before] >= 0:
-                        other = level_of[codes[n, before]]
-                        pairs[own, 0, other] += f
-                        pairs[own, 1, other] += square
-        np.dot(a_z[:rows].T, z[:rows], own_products)
-        products += own_products
+                z[n, j] = numbers[start + n, j] - m[j]
+        for k in range(len(weights)):
+            for n in range(rows):
+                a = weights[k, start + n]
+                scale_row(a, z, n, a_z)
+                for e in range(codes.shape[1]):
+                    own = level_of[codes[start + n, e] + 1]
+                    add_row(a_z, n, cross[k], own)
+                    for before in range(e):
+                        pairs[k, own, level_of[codes[start + n, before] + 1]] += a
+            add_products(a_z, z, rows, products[k])
