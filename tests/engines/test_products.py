@@ -14,7 +14,7 @@ from tangograd import TANGO, Categorical
 from tangograd.engines.lean import Lean
 from tangograd.engines.passes import Compiled
 from tangograd.engines.rules import products
-from tangograd.engines.rules.products import AVAILABLE, FEW, product
+from tangograd.engines.rules.products import AVAILABLE, FEW_PRODUCTS, product
 from tangograd.tangents import load_formulas
 
 
@@ -30,13 +30,29 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Doubled(torch.Tensor):
+    """Twice another matrix, wherever it is multiplied."""
+
+    @staticmethod
+    def __new__(cls, W):
+        return torch.Tensor._make_wrapper_subclass(cls, W.shape, dtype=W.dtype, strides=W.stride())
+
+    def __init__(self, W):
+        self.W = W
+
+    @classmethod
+    def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
+        assert func.namespace == "aten"
+        return func(*(2 * x.W if isinstance(x, cls) else x for x in args), **(kwargs or {}))
+
+
 def numbers(*shape, seed=0, dtype=torch.float32):
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(shape, generator=generator, dtype=dtype)
 
 
 LARGE = [numbers(64, 150), numbers(120, 150, seed=1)]
-assert LARGE[0].numel() * len(LARGE[1]) > FEW
+assert LARGE[0].numel() * len(LARGE[1]) > FEW_PRODUCTS
 
 
 @pytest.mark.parametrize("rows", [3, 64])
@@ -71,6 +87,27 @@ def test_layouts_in_memory_do_not_matter(layout, which):
     x, W = (layout(y) if i == which else y for i, y in enumerate(LARGE))
     found = product(x, W)
     right = x.double() @ W.double().t()
+    assert (found - right).abs().max() < 3e-6 * right.abs().max()
+
+
+@pytest.mark.parametrize(
+    "b",
+    [
+        numbers(240)[::2],
+        numbers(1).expand(120),
+        numbers(1),
+        torch.tensor(2.0),
+        numbers(1, 120),
+        numbers(64, 120),
+    ],
+    ids=["every other", "expanded", "one", "scalar", "row", "matrix"],
+)
+@pytest.mark.parametrize("onto", [True, False])
+def test_biases_of_all_kinds(b, onto):
+    x, W = LARGE
+    matrix = numbers(64, 120, seed=3)
+    found = product(x, W, b, matrix.clone() if onto else None)
+    right = x.double() @ W.double().t() + b.double() + (matrix.double() if onto else 0.0)
     assert (found - right).abs().max() < 3e-6 * right.abs().max()
 
 
@@ -109,6 +146,21 @@ class TestWhereItIsUsed:
             found = product(*LARGE)
         assert found.dtype == torch.bfloat16
         assert not seen.by_onednn
+
+    @pytest.mark.filterwarnings("ignore:Sparse")
+    @pytest.mark.parametrize("layout", ["to_sparse", "to_sparse_csr", "to_mkldnn"])
+    def test_not_in_another_layout(self, layout):
+        x, W = LARGE
+        given = (x.to_mkldnn(), W) if layout == "to_mkldnn" else (x, getattr(W, layout)())
+        with Seen() as seen:
+            found = product(*given)
+        found = found.to_dense() if layout == "to_mkldnn" else found
+        assert torch.allclose(found, x @ W.t(), rtol=1e-4, atol=1e-4)
+        assert not seen.by_onednn
+
+    def test_not_of_a_class_that_knows_torchs_own_operations_alone(self):
+        x, W = LARGE
+        assert torch.equal(product(x, Doubled(W)), functional.linear(x, 2 * W))
 
     def test_not_inside_a_transform(self):
         x, W = LARGE

@@ -13,12 +13,12 @@ import platform
 
 import torch
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
 
-from tangograd.shards import is_shard
-
 #: multiplications below which calling oneDNN takes longer than the product
-FEW = 1 << 20
+FEW_PRODUCTS = 1 << 20
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
     and platform.machine().lower() in ("x86_64", "amd64")
@@ -31,6 +31,7 @@ _library.define("product(Tensor x, Tensor W, Tensor? b) -> Tensor")
 
 @torch.library.impl(_library, "product", "CPU")
 def _by_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
+    b = None if b is None else b.contiguous()  # whose strides it does not look at
     return torch.ops.mkldnn._linear_pointwise(x, W, b, "none", [], "")  # type: ignore[no-any-return]
 
 
@@ -49,7 +50,7 @@ def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None =
         >>> product(torch.ones(1, 2), torch.eye(2), onto=torch.tensor([[1.0, 2.0]]))
         tensor([[2., 3.]])
     """
-    if _is_for_onednn(x, W):
+    if _is_for_onednn(x, W, b):
         found: Tensor = torch.ops.tangograd.product(x, W, b)
         return found if onto is None else onto.add_(found)
     if onto is None:
@@ -59,20 +60,28 @@ def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None =
     return onto.add_(functional.linear(x, W, b))
 
 
-def _is_for_onednn(x: Tensor, W: Tensor) -> bool:
+def _is_for_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
     """Whether it has this product, and is worth its call."""
     return (
         AVAILABLE
-        and x.dtype == W.dtype == torch.float32
         and x.device.type == "cpu"
         and W.dim() == 2
-        and x.numel() * len(W) >= FEW
+        and (b is None or b.shape == W.shape[:1])  # it does not broadcast
+        and x.numel() * len(W) >= FEW_PRODUCTS
         and torch._C._get_mkldnn_enabled()
         and not torch.is_autocast_enabled("cpu")
-        and not any(_is_special(y) for y in (x, W))
+        and all(_is_plain(y) for y in (x, W, b) if y is not None)
     )
 
 
-def _is_special(x: Tensor) -> bool:
-    """Inside a transform such as vmap, or spread over processes."""
-    return torch._C._functorch.is_functorch_wrapped_tensor(x) or is_shard(x)
+def _is_plain(x: Tensor) -> bool:
+    """Numbers side by side; not inside a transform such as vmap, and of no class of its own."""
+    return (
+        x.dtype == torch.float32
+        and x.layout == torch.strided
+        and not torch._C._functorch.is_functorch_wrapped_tensor(x)
+        and (
+            type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
+            or isinstance(x, FakeTensor | FunctionalTensor)  # of the compiler
+        )
+    )
