@@ -9,6 +9,7 @@ from tangograd.glm import sums as sums_module
 from tangograd.glm.families import family
 from tangograd.glm.rows import Rows, blocks, together
 from tangograd.glm.sums import Sums, respond, squares, weighted, weighted_powers
+from tangograd.stream.vectors import padded
 from tests.glm.simulated import CLASSES, rows, simulate_classes
 
 N, D = 50, 4
@@ -212,3 +213,26 @@ def test_rows_with_few_entries_are_summed_from_them_alone(far, dtype, intercept,
     for name in ("gradient", "fisher", "meat"):
         size = np.abs(getattr(wanted, name)).max()
         assert np.abs(getattr(found, name) - getattr(wanted, name)).max() <= 1e-13 * size
+
+
+@pytest.mark.parametrize("full", [True, False])
+def test_rows_of_one_output_are_added_as_they_stream(full, monkeypatch):
+    """With more columns later, and put to the others now and then."""
+    monkeypatch.setattr(sums_module, "FOLD_ROWS", 120)
+    rng = np.random.default_rng(0)
+    sums, size = Sums(1, D, full), D
+    fisher, meat = np.zeros((D + 2, D + 2)), np.zeros((D + 2, D + 2))
+    for step in range(6):
+        if step == 3:
+            size = D + 2
+            sums.grow(size)
+        z, weights = np.zeros((50, padded(size))), rng.uniform(0, 2, (2, 50))
+        z[:, :size] = rng.normal(size=(50, size))
+        sums.add_single(z, weights)
+        x = np.zeros((50, D + 2))  # the intercept, which is the last, stays it
+        x[:, : size - 1], x[:, -1] = z[:, : size - 1], z[:, size - 1]
+        fisher += (x.T * weights[0]) @ x
+        meat += (x.T * weights[1]) @ x
+    for found, right in ((sums.fisher, fisher), (sums.meat, meat)):
+        right = right if full else np.diag(right)
+        assert np.abs(found - right).max() < 1e-12 * np.abs(right).max()

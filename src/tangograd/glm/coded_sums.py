@@ -9,7 +9,8 @@ from numpy.typing import NDArray
 
 from tangograd.glm.coded import Coded
 from tangograd.stream.glm_coded import coded_products
-from tangograd.stream.outer import padded, symmetric
+from tangograd.stream.outer import symmetric
+from tangograd.stream.vectors import padded, zeros
 
 Array = NDArray[np.float64]
 
@@ -32,10 +33,9 @@ class CodedSums:
     def __init__(self, X: Coded, m: Array, intercept: bool) -> None:
         self.places, self.levels = X.places, X.levels(len(m))
         self.m, self.intercept = m, intercept
-        self.rows = 0
         size, levels = padded(len(self.places) + 1), len(self.levels) + 1
-        self._products = np.zeros((2, size, size))
-        self._cross = np.zeros((2, levels, size))
+        self._products = zeros(2 * size, size).reshape(2, size, size)
+        self._cross = zeros(2 * levels, size).reshape(2, levels, size)
         self._pairs = np.zeros((2, levels, levels))
 
     def add(self, X: Coded, weights: Array) -> None:
@@ -50,7 +50,6 @@ class CodedSums:
             self._cross,
             self._pairs,
         )
-        self.rows += weights.shape[1]
 
     def grow(self, columns: int) -> None:
         """More levels, after all columns; they are centred at 0."""

@@ -98,8 +98,6 @@ class Family:
         if self.code == compiled.GAUSSIAN:
             return np.zeros_like(y)
         if self.code in _BINARY:
-            if not (y * (1 - y)).any():
-                return np.zeros_like(y)
             return np.asarray(-xlogy(y, y) - xlogy(1 - y, 1 - y))
         if self.code == compiled.POISSON:
             return np.asarray(y - xlogy(y, y))
@@ -110,6 +108,18 @@ class Family:
             return np.asarray((y + 1 / a) * np.log1p(a * y) - xlogy(y, y))
         power: Array = y ** (2 - a)
         return power / (2 - a) - power / (1 - a)
+
+    def sum_saturated(self, y: Array, w: Array) -> float:
+        """``Σ w saturated(y)``, which is 0 for some, whatever the weights."""
+        if self.code == compiled.GAUSSIAN:
+            return 0.0
+        if self.code in _BINARY and np.count_nonzero(y == 0) + np.count_nonzero(y == 1) == len(y):
+            return 0.0
+        return float(w @ self.saturated(y))
+
+    def sum_base(self, y: Array, w: Array) -> float:
+        """``Σ w base(y)``."""
+        return float(w @ self.base(y)) if self.code in _WITH_BASE else 0.0
 
     def unit_deviance(self, y: Array, eta: Array) -> Array:
         """Twice the log-likelihood lost against μ = y, times φ."""
@@ -157,6 +167,8 @@ class Family:
 
 
 _BINARY = (compiled.LOGIT, compiled.PROBIT, compiled.CLOGLOG)
+#: whose densities have a factor of y alone
+_WITH_BASE = (compiled.POISSON, compiled.GAMMA, compiled.NEGATIVE_BINOMIAL)
 
 
 def _positive(y: Array) -> NDArray[np.bool_]:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import numpy as np
 import scipy.linalg
-import scipy.optimize
 from numpy.typing import NDArray
 
 from tangograd.glm.coordinates import Coordinates
@@ -284,7 +283,9 @@ def _descend(objective: Objective, theta: Array) -> Solution:
         return loss + 0.5 * float(np.sum(at * pull)), scale * (sums.gradient + pull.ravel())
 
     start = np.where(scale > 0, theta.ravel() / np.where(scale > 0, scale, 1.0), 0.0)
-    found = scipy.optimize.minimize(
+    from scipy.optimize import minimize  # seldom needed, and slow to load
+
+    found = minimize(
         value_and_gradient, start, jac=True, method="L-BFGS-B", options={"maxiter": 1000}
     )
     theta = (scale * found.x).reshape(shape)

@@ -11,7 +11,7 @@ from tangograd.glm.rows import Rows, blocks, is_sparse
 from tangograd.stream import glm as kernel
 from tangograd.stream.glm_coded import coded_rows
 from tangograd.stream.glm_sparse import sparse_rows
-from tangograd.stream.outer import padded
+from tangograd.stream.vectors import padded, zeros
 
 if TYPE_CHECKING:
     from tangograd.glm.engine import OnePass
@@ -27,14 +27,14 @@ def step(model: OnePass, block: Rows) -> None:
         return
     sums = model.sums
     strip = len(block) if sums is None else sums.strip
-    n = 0 if sums is None else min(strip, len(block))
-    z, weights = np.zeros((n, padded(model.columns + 1))), np.empty((2, n))
+    z = zeros(0 if sums is None else min(strip, len(block)), padded(model.columns + 1))
     for rows in blocks(block, strip):
+        weights = np.empty((2, 0 if sums is None else len(rows)))
         X, family, given, state, rest = _arguments(model, rows)
         own = (part[0] for part in state)
         cast(Any, kernel).single_rows(*family, X, *given, *own, *rest, z, weights)
         if sums is not None:
-            sums.add_single(z[: len(rows)], weights[:, : len(rows)])
+            sums.add_single(z[: len(rows)], weights)
 
 
 def _several(model: OnePass, block: Rows) -> None:

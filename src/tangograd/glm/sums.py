@@ -13,7 +13,8 @@ from tangograd.glm.coded_sums import ROUNDING, CodedSums, coded_squares
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
-from tangograd.stream.outer import add_outer, padded, symmetric
+from tangograd.stream.outer import STRIP, add_outer, symmetric
+from tangograd.stream.vectors import padded
 
 Array = NDArray[np.float64]
 
@@ -156,8 +157,9 @@ class Sums:
 
     @property
     def strip(self) -> int:
-        """How many rows to multiply at once."""
-        return max(STRIP_ROWS if self.full else 1, STRIP_BYTES // (8 * self.size))
+        """How many rows to multiply at once: whole strips of the compiled function."""
+        fitting = STRIP_BYTES // (8 * self.size)
+        return max(STRIP_ROWS, fitting // STRIP * STRIP) if self.full else max(1, fitting)
 
     def _add_dense(self, x: Array, scores: Array, fishers: Array, meat: bool) -> None:
         """The same of rows that are centred."""

@@ -58,8 +58,8 @@ class Tally:
             if before > 0:
                 self.variation += before * weight / self.weight * (mean - self.total / before) ** 2
             self.total += total
-            self.saturated += float(block.w @ self.family.saturated(block.y))
-            self.base += float(block.w @ self.family.base(block.y))
+            self.saturated += self.family.sum_saturated(block.y, block.w)
+            self.base += self.family.sum_base(block.y, block.w)
         self.loss += loss
         self.pearson += pearson
         self._note()

@@ -30,6 +30,7 @@ from numba import njit
 
 from tangograd.stream.families import GAMMA as GAMMA_FAMILY
 from tangograd.stream.families import GAUSSIAN, TWEEDIE, draw, point
+from tangograd.stream.vectors import fetch_row
 
 #: the state's scalars, in one array
 (
@@ -67,6 +68,8 @@ STRIDE = 0.05
 #: numbers between an array and its neighbours in memory: compiled loops that fill it look whether
 #: others are too close to be taken several at once, and would add them up in another order
 APART = 64
+#: rows between one that is learned from and one that is fetched from memory
+FETCHED = 8
 #: sums may be reordered, NaN and infinity stay what they are
 SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
@@ -243,6 +246,7 @@ def single_rows(  # type: ignore[no-untyped-def]
     one = scalars[INTERCEPT]
     for n in range(len(order)):
         row = order[n]
+        fetch_row(X, order[min(n + FETCHED, len(order) - 1)])
         k = scalars[ROWS] + 1
         scalars[ROWS] = k
         keep, dt = 1 - scalars[DT], 1 / k

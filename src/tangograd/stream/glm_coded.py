@@ -29,6 +29,7 @@ from tangograd.stream.glm import (
 )
 from tangograd.stream.glm_sparse import centre, fold
 from tangograd.stream.outer import STRIP, add_products, add_row, scale_row
+from tangograd.stream.vectors import zeros
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -213,13 +214,16 @@ def coded_products(  # type: ignore[no-untyped-def]
     """
     p, size, none = numbers.shape[1], products.shape[1], len(levels)
     level_of = np.full((levels.max() if none else -1) + 2, none)  # of a code plus 1
-    for own in range(none):
-        level_of[levels[own] + 1] = own
-    z, a_z = np.zeros((STRIP, size)), np.empty((STRIP, size))
+    for level in range(none):
+        level_of[levels[level] + 1] = level
+    own = np.empty((STRIP, codes.shape[1]), np.int64)
+    z, a_z = zeros(STRIP, size), zeros(STRIP, size)
     z[:, p] = 1.0
     for start in range(0, len(numbers), STRIP):
         rows = min(STRIP, len(numbers) - start)
         for n in range(rows):
+            for e in range(codes.shape[1]):
+                own[n, e] = level_of[codes[start + n, e] + 1]
             for j in range(p):
                 z[n, j] = numbers[start + n, j] - m[j]
         for k in range(len(weights)):
@@ -227,8 +231,7 @@ def coded_products(  # type: ignore[no-untyped-def]
                 a = weights[k, start + n]
                 scale_row(a, z, n, a_z)
                 for e in range(codes.shape[1]):
-                    own = level_of[codes[start + n, e] + 1]
-                    add_row(a_z, n, cross[k], own)
+                    add_row(a_z, n, cross[k], own[n, e])
                     for before in range(e):
-                        pairs[k, own, level_of[codes[start + n, before] + 1]] += a
+                        pairs[k, own[n, e], own[n, before]] += a
             add_products(a_z, z, rows, products[k])

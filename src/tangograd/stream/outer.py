@@ -3,8 +3,7 @@
 BLAS puts both factors of a product in an order of its own before it multiplies them, which for many
 rows of few columns takes about as long as the product, and its libraries do not know the newest
 processors. Here a tile of the sum stays in registers while the rows go by: rows are multiplied
-where they are, and only tiles on and above the diagonal. numba has no words for registers, so the
-loop over a tile's rows is written in LLVM's.
+where they are, and only tiles on and above the diagonal.
 
 Each element is added up in the order of the rows, by fused multiply-add: the result does not depend
 on the width of the processor's vectors, nor on where arrays lie in memory.
@@ -14,71 +13,26 @@ from __future__ import annotations
 
 from typing import Any
 
-import llvmlite.binding
 import numpy as np
-from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-#: numbers in a vector, of which a processor with such vectors has 32 (and others 16 of half of it)
-WIDTH = 8 if llvmlite.binding.get_host_cpu_features().get("avx512f") else 4
+from tangograd.stream.vectors import (
+    VECTOR,
+    WIDTH,
+    ZERO,
+    Array,
+    constant,
+    plus_product,
+    repeated,
+    zeros,
+)
+
 #: a tile has so many rows, and columns of so many vectors
 TALL, VECTORS = WIDTH, 3
 #: rows whose products are taken at once, which stay in the processor's nearest caches
 STRIP = 128
-
-_INTEGER, _NUMBER = ir.IntType(64), ir.DoubleType()
-_VECTOR = ir.VectorType(_NUMBER, WIDTH)
-_NOTHING = ir.Constant(_VECTOR, ir.Undefined)
-_ZERO = ir.Constant(_VECTOR, [0.0] * WIDTH)
-_FIRST = ir.Constant(ir.VectorType(ir.IntType(32), WIDTH), [0] * WIDTH)
-
-
-def padded(size: int) -> int:
-    """The columns that a matrix needs for so many numbers: whole vectors.
-
-    >>> padded(3 * WIDTH - 1) == padded(3 * WIDTH) == 3 * WIDTH
-    True
-    """
-    return -(-size // WIDTH) * WIDTH
-
-
-class _Matrix:
-    """A C-contiguous array of two dimensions, in LLVM's code."""
-
-    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
-        array = context.make_array(kind)(context, builder, value)
-        self.builder, self.data = builder, array.data
-        self.columns = builder.extract_value(array.shape, 1)
-
-    def place(self, row: Any, column: Any) -> Any:
-        """A pointer to an element."""
-        b = self.builder
-        return b.gep(self.data, [b.add(b.mul(row, self.columns), column)])
-
-    def read(self, row: Any, column: Any) -> Any:
-        """A vector, from an element on."""
-        place = self.builder.bitcast(self.place(row, column), _VECTOR.as_pointer())
-        return self.builder.load(place, align=8)
-
-    def write(self, vector: Any, row: Any, column: Any) -> None:
-        """Put a vector there."""
-        place = self.builder.bitcast(self.place(row, column), _VECTOR.as_pointer())
-        self.builder.store(vector, place, align=8)
-
-
-def _repeated(builder: Any, number: Any) -> Any:
-    """A vector of one number."""
-    one = builder.insert_element(_NOTHING, number, ir.Constant(ir.IntType(32), 0))
-    return builder.shuffle_vector(one, _NOTHING, _FIRST)
-
-
-def _plus_product(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """``x y + z``, rounded once."""
-    kind = ir.FunctionType(_VECTOR, [_VECTOR] * 3)
-    fma = cgutils.get_or_insert_function(builder.module, kind, f"llvm.fma.v{WIDTH}f64")
-    return builder.call(fma, [x, y, z])
 
 
 def _tile(vectors: int) -> Any:
@@ -91,22 +45,22 @@ def _tile(vectors: int) -> Any:
 
     def make(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        left, right, total = (_Matrix(context, b, kinds[k], arguments[k]) for k in (0, 1, 5))
+        left, right, total = (Array(context, b, kinds[k], arguments[k]) for k in (0, 1, 5))
         _, _, rows, i, j, _ = arguments
-        columns = [b.add(j, ir.Constant(_INTEGER, WIDTH * k)) for k in range(vectors)]
-        sums = [[cgutils.alloca_once(b, _VECTOR) for _ in columns] for _ in range(TALL)]
+        columns = [b.add(j, constant(WIDTH * k)) for k in range(vectors)]
+        sums = [[cgutils.alloca_once(b, VECTOR) for _ in columns] for _ in range(TALL)]
         for one in sums:
             for each in one:
-                b.store(_ZERO, each)
+                b.store(ZERO, each)
         with cgutils.for_range(b, rows) as loop:
             z = [right.read(loop.index, column) for column in columns]
             for k, one in enumerate(sums):
-                place = left.place(loop.index, b.add(i, ir.Constant(_INTEGER, k)))
-                a = _repeated(b, b.load(place))
+                place = left.place(loop.index, b.add(i, constant(k)))
+                a = repeated(b, b.load(place))
                 for each, z_each in zip(one, z, strict=True):
-                    b.store(_plus_product(b, a, z_each, b.load(each)), each)
+                    b.store(plus_product(b, a, z_each, b.load(each)), each)
         for k, one in enumerate(sums):
-            row = b.add(i, ir.Constant(_INTEGER, k))
+            row = b.add(i, constant(k))
             for each, column in zip(one, columns, strict=True):
                 total.write(b.fadd(total.read(row, column), b.load(each)), row, column)
         return context.get_dummy_value()
@@ -123,10 +77,10 @@ def _scaled(typing: Any, a: Any, z: Any, row: Any, into: Any) -> Any:
 
     def make(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        z, into = (_Matrix(context, b, kinds[k], arguments[k]) for k in (1, 3))
-        a, row = _repeated(b, arguments[0]), arguments[2]
-        step = ir.Constant(_INTEGER, WIDTH)
-        with cgutils.for_range_slice(b, _INTEGER(0), z.columns, step) as (column, _):
+        z, into = (Array(context, b, kinds[k], arguments[k]) for k in (1, 3))
+        a, row = repeated(b, arguments[0]), arguments[2]
+        step = constant(WIDTH)
+        with cgutils.for_range_slice(b, constant(0), z.columns, step) as (column, _):
             into.write(b.fmul(a, z.read(row, column)), row, column)
         return context.get_dummy_value()
 
@@ -139,10 +93,10 @@ def _added(typing: Any, z: Any, row: Any, total: Any, place: Any) -> Any:
 
     def make(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        z, total = (_Matrix(context, b, kinds[k], arguments[k]) for k in (0, 2))
+        z, total = (Array(context, b, kinds[k], arguments[k]) for k in (0, 2))
         row, place = arguments[1], arguments[3]
-        step = ir.Constant(_INTEGER, WIDTH)
-        with cgutils.for_range_slice(b, _INTEGER(0), z.columns, step) as (column, _):
+        step = constant(WIDTH)
+        with cgutils.for_range_slice(b, constant(0), z.columns, step) as (column, _):
             both = b.fadd(total.read(place, column), z.read(row, column))
             total.write(both, place, column)
         return context.get_dummy_value()
@@ -159,7 +113,7 @@ def add_products(left, right, rows, total):  # type: ignore[no-untyped-def]
     """Add ``Σ left_n right_nᵀ`` over the first rows to a matrix, on and above the diagonal.
 
     Args:
-        left: shape (n, size), C-contiguous, like all here; size as ``padded`` has it.
+        left: shape (n, size), C-contiguous, like all here; size as ``vectors.padded`` has it.
         right: of the same shape.
         rows: how many.
         total: shape (size, size); below the diagonal it gets what it gets.
@@ -186,11 +140,11 @@ def add_outer(weights, z, totals):  # type: ignore[no-untyped-def]
 
     Args:
         weights: shape (kinds, n).
-        z: shape (n, size), with size as ``padded`` has it.
+        z: shape (n, size), with size as ``vectors.padded`` has it.
         totals: shape (kinds, size, size).
     """
     rows, size = z.shape
-    a_z = np.empty((min(rows, STRIP), size))
+    a_z = zeros(min(rows, STRIP), size)
     for start in range(0, rows, STRIP):
         strip = z[start : start + STRIP]
         for k in range(len(totals)):
