@@ -10,6 +10,8 @@ import sys
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import statsmodels.api as sm
 
@@ -17,7 +19,9 @@ from tangograd.glm import engine
 from tangograd.glm.commands import command, learning
 from tangograd.glm.commands.holdout import Draw
 from tangograd.glm.commands.predicting import Model
+from tangograd.glm.designs import reading
 from tangograd.glm.designs.design import Design
+from tangograd.glm.tables import parquet_files
 from tangograd.glm.tables.readers import open_table
 from tests.glm.commands.runs import estimates, fit, run, visits
 
@@ -315,6 +319,100 @@ def test_a_missing_value_in_a_row_held_out_is_an_error_too(csv):
     assert f"visits.csv, line {first + 2}: column 'x' is missing" in done.stderr
 
 
+class TestNumbersThatAreNone:
+    """NaN and infinity in a stream, where the model notices them, and not who prepares its rows."""
+
+    ROWS = 40_000
+
+    @pytest.fixture
+    def fault(self, tmp_path, monkeypatch, stream):
+        """What is said of a Parquet file with some values in the place of those it had."""
+        monkeypatch.setattr(parquet_files, "MOST_ROWS", 3000)
+        looked = []
+        complete = reading.complete
+
+        def counted(*args, checked):
+            looked.append(checked)
+            return complete(*args, checked=checked)
+
+        monkeypatch.setattr(reading, "complete", counted)
+        feed = learning.Learner._feed
+
+        def feed_and_look(learner, piece):
+            feed(learner, piece)
+            assert len(learner._last) <= 4  # of 3000 rows each, for a block
+
+        monkeypatch.setattr(learning.Learner, "_feed", feed_and_look)
+
+        def said(*wrong, options=()):
+            frame = visits(self.ROWS).assign(w=1.0)
+            for rows, column, value in wrong:
+                frame[column] = frame[column].astype(float)
+                frame.loc[rows, column] = value
+            table = pa.table({name: pa.array(frame[name].to_numpy()) for name in frame})
+            pq.write_table(table, tmp_path / "visits.parquet")
+            given = (*COUNTS, *(() if "w" in options else ("--exclude", "w")), "--quiet", *options)
+            done = run("fit", tmp_path / "visits.parquet", *given)
+            assert not all(looked) or "--na" in options
+            assert done.exit_code == (1 if done.stderr else 0)
+            return done.stderr
+
+        return said
+
+    def learned(self, near):
+        """A row that is learned from."""
+        return near + int(np.argmax((Draw(0).next(self.ROWS) >= 0.1)[near:]))
+
+    @pytest.mark.parametrize("near", [25_000, 31_234, 39_990])
+    @pytest.mark.parametrize(
+        ("value", "words"),
+        [(np.nan, "is missing"), (np.inf, "is infinite (inf)"), (-np.inf, "is infinite (-inf)")],
+    )
+    def test_the_row_is_named(self, fault, near, value, words):
+        row = self.learned(near)
+        said = fault((row, "x", value))
+        assert f"visits.parquet, row {row + 1}: column 'x' {words}" in said
+
+    def test_the_first_of_several_is_named(self, fault):
+        first, second, third = (self.learned(near) for near in (26_000, 26_005, 26_010))
+        said = fault((second, "age", np.nan), (first, "x", np.inf), (third, "years", -1.0))
+        assert f"row {first + 1}: column 'x' is infinite" in said
+
+    def test_one_in_a_row_held_out_may_be_the_first(self, fault):
+        row = self.learned(28_500)
+        held = int(np.flatnonzero(Draw(0).next(self.ROWS)[:row] < 0.1)[-1])
+        assert row - held < 30
+        said = fault((row, "x", np.nan), (held, "x", np.inf))
+        assert f"row {held + 1}: column 'x' is infinite" in said
+
+    def test_another_fault_in_the_next_piece_is_the_second(self, fault):
+        """The rows at the end of a piece wait for a block to be full."""
+        row, later = self.learned(26_950), self.learned(27_100)
+        said = fault((row, "x", np.nan), (later, "years", -1.0))
+        assert f"row {row + 1}: column 'x' is missing" in said
+
+    @pytest.mark.parametrize("own", [0.0, 1.0])
+    def test_among_rows_of_weight_0(self, fault, own):
+        """Which are not learned from, and wrong all the same; blocks are of the others."""
+        row = self.learned(26_000)
+        light = np.setdiff1d(np.arange(25_000, self.ROWS), np.arange(25_000, self.ROWS, 50))
+        said = fault(
+            (light, "w", 0.0), (row, "w", own), (row, "x", np.nan), options=("--weights", "w")
+        )
+        assert f"row {row + 1}: column 'x' is missing" in said
+
+    def test_missing_ones_may_be_dropped(self, fault):
+        assert not fault((self.learned(30_000), "x", np.nan), options=("--na", "drop"))
+        assert not fault((np.arange(25_000, self.ROWS), "x", np.nan), options=("--na", "drop"))
+
+    def test_numbers_that_are_too_large_are_said_to_be(self, fault):
+        said = fault((self.learned(30_000), "x", 1e300))
+        assert "look for extreme values in the features" in said
+
+    def test_none_is_wrong(self, fault):
+        assert not fault()
+
+
 @pytest.mark.parametrize(
     ("options", "name", "value"),
     [
@@ -564,12 +662,12 @@ class TestInterrupted:
         def set_up(times=1):
             feed, fed = learning.Learner._feed, []
 
-            def press_then_feed(self, rows):
-                fed.append(len(rows))
+            def press_then_feed(self, piece):
+                fed.append(piece)
                 if len(fed) == 3:
                     for _ in range(times):
                         signal.raise_signal(signal.SIGINT)
-                feed(self, rows)
+                feed(self, piece)
 
             monkeypatch.setattr(learning.Learner, "_feed", press_then_feed)
 

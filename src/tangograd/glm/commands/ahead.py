@@ -1,9 +1,9 @@
-"""Work that is done in the background, a few items ahead of their use."""
+"""A source that is read in the background, a few items ahead of their use."""
 
 from __future__ import annotations
 
-import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Generic, TypeVar
 
@@ -14,18 +14,19 @@ AHEAD = 2
 
 
 class Ahead(Generic[Source, Item]):
-    """The items that ``work`` makes of what ``source`` gives, in order, made in a thread.
+    """The items that ``work`` makes of what ``source`` gives, in order.
 
-    Both may wait in it: for a disk, a pipe, or a library that lets other threads run. What they
-    raise is raised by the iteration here.
+    The source is read in a thread; it may wait there, for a disk, a pipe, or a library that lets
+    other threads run. The work is done by whoever has time: the thread, when it has read enough, or
+    the one that uses the items, when none is ready. What either raises is raised by the iteration.
 
     >>> list(Ahead(iter([1, 2]), lambda number: [number, -number]))
     [1, -1, 2, -2]
 
     Args:
         source: read in the thread.
-        work: makes any number of items of one of the source's.
-        size: so many items wait at most.
+        work: makes any number of items of one of the source's; it is never run twice at once.
+        size: so many of the source's wait at most, and so many items.
     """
 
     def __init__(
@@ -34,25 +35,24 @@ class Ahead(Generic[Source, Item]):
         work: Callable[[Source], Iterable[Item]],
         size: int = AHEAD,
     ) -> None:
-        self._source, self._work = source, work
-        self._queue: queue.Queue[tuple[Item] | BaseException | None] = queue.Queue(size)
+        self._source, self._work, self._size = source, work, size
+        self._read: deque[Source] = deque()  # and not worked on yet
+        self._current: Iterator[Item] = iter(())  # what is made of the last that was
+        self._made: deque[tuple[Item] | BaseException] = deque()
+        self._changed = threading.Condition()  # anything here has
+        self._working = threading.Lock()  # on the next item
+        self._failure: BaseException | None = None  # of the source, after all that it gave
         self._waiting = False  # for the source
-        self._stopped = False
+        self._ended = False  # nothing more comes from the thread
+        self._hungry = False  # whoever uses the items waits for one
+        self._stopped = self._abandoned = False
         self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __iter__(self) -> Iterator[Item]:
-        """The items; after ``stop``, those that are made already."""
+        """The items; after ``stop``, those of what has been read already."""
         self._thread.start()
         try:
-            while True:
-                try:
-                    made = self._queue.get(timeout=WAIT)
-                except queue.Empty:
-                    if self._stopped and (self._waiting or not self._thread.is_alive()):
-                        return
-                    continue
-                if made is None:
-                    return
+            while (made := self._next()) is not None:
                 if isinstance(made, BaseException):
                     raise made
                 yield made[0]
@@ -61,31 +61,82 @@ class Ahead(Generic[Source, Item]):
 
     def stop(self) -> None:
         """Take nothing more from the source; it need not return from where it waits."""
-        self._stopped = True
+        self._stopped = True  # without the lock: this may be called by a signal, at any time
+
+    def _next(self) -> tuple[Item] | BaseException | None:
+        """The next item, or what was raised in its place; ``None`` at the end."""
+        while True:
+            # the thread may do no more than wait for its source
+            last = self._ended or (self._stopped and self._waiting)
+            with self._working:
+                made = self._made.popleft() if self._made else self._make()
+            with self._changed:
+                self._changed.notify()
+                if made is not None or last:
+                    return made or self._failure
+                if not (self._read or self._made or self._ended):
+                    self._hungry = True
+                    self._changed.wait(WAIT)
+                    self._hungry = False
+
+    def _make(self) -> tuple[Item] | None:
+        """The next item, unless there is nothing to make it of; only by whoever has the lock."""
+        while True:
+            for item in self._current:
+                return (item,)
+            if not self._read:
+                return None
+            self._current = iter(self._work(self._read.popleft()))
 
     def _abandon(self) -> None:
         """Let the thread end, whatever it is at; it is not waited for if the source may block."""
-        self._stopped = True
+        self._stopped = self._abandoned = True
         while self._thread.is_alive() and not self._waiting:
-            try:
-                self._queue.get(timeout=WAIT)
-            except queue.Empty:
-                continue
+            with self._changed:
+                self._changed.notify()
+            self._thread.join(WAIT)
+
+    # --- in the thread
 
     def _run(self) -> None:
         try:
-            while (item := self._next()) is not None:
-                for made in self._work(item[0]):
-                    self._queue.put((made,))
-            self._queue.put(None)
+            while (item := self._from_source()) is not None:
+                with self._changed:
+                    self._read.append(item[0])
+                    self._changed.notify()
+                # whoever is hungry makes it, and there may be one more
+                while len(self._read) >= self._size + self._hungry and not self._abandoned:
+                    self._help()
         except BaseException as error:  # of all kinds: it is raised where the items are used
-            self._queue.put(error)
+            self._failure = error
+        finally:
+            with self._changed:
+                self._ended = True
+                self._changed.notify()
 
-    def _next(self) -> tuple[Source] | None:
+    def _from_source(self) -> tuple[Source] | None:
         if self._stopped:
             return None
         self._waiting = True
-        item = next(self._source, None)
+        found = next(((item,) for item in self._source), None)
         self._waiting = False
         # whoever stopped this while it waited may have gone on without it
-        return None if item is None or self._stopped else (item,)
+        return None if self._stopped else found
+
+    def _help(self) -> None:
+        """Make an item, or wait for some to be used."""
+        made: tuple[Item] | BaseException | None
+        if len(self._made) < self._size:
+            with self._working:
+                try:
+                    made = self._make()
+                except BaseException as error:  # as above
+                    made, self._stopped = error, True
+                if made is not None:
+                    self._made.append(made)
+            with self._changed:
+                self._changed.notify()
+            return
+        with self._changed:
+            if len(self._made) >= self._size:
+                self._changed.wait(WAIT)

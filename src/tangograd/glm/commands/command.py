@@ -16,6 +16,7 @@ from tangograd.glm.commands.inference import MOST_CLASSES_NAMED, Target, check_f
 from tangograd.glm.commands.interrupts import Interrupt
 from tangograd.glm.commands.learning import Learner
 from tangograd.glm.commands.levels import Levels, are_texts, notes_on_levels, read_levels, settle
+from tangograd.glm.commands.memory import without_old_garbage
 from tangograd.glm.commands.options import FitOptions, UsageError
 from tangograd.glm.commands.outcome import Outcome
 from tangograd.glm.commands.progress import Progress
@@ -53,7 +54,11 @@ def fit(options: FitOptions, progress: Progress) -> Outcome:
         OSError: the model's folder cannot be written to; said before the data are read.
         KeyboardInterrupt: Ctrl-C, before or after the rows are learned from.
     """
-    options = options.checked()
+    with without_old_garbage():
+        return _fit(options.checked(), progress)
+
+
+def _fit(options: FitOptions, progress: Progress) -> Outcome:
     _check_family(options)
     for file in (options.output, options.report_file):
         if file is not None:

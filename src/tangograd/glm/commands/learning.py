@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections import Counter
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
@@ -18,11 +17,10 @@ from tangograd.glm.commands.memory import return_large_blocks
 from tangograd.glm.commands.preparation import Counts, Held, Piece, Preparation
 from tangograd.glm.commands.progress import Progress
 from tangograd.glm.designs.design import Design
-from tangograd.glm.engine import OnePass
+from tangograd.glm.engine import BLOCK_ROWS, OnePass
+from tangograd.glm.errors import DataError
 from tangograd.glm.rows import Rows
 from tangograd.glm.tables.tables import Batch, Table
-
-SWITCH = 1e-4
 
 
 class Learner:
@@ -64,6 +62,7 @@ class Learner:
         self.reservoir = Reservoir(share)
         self.unseen: Counter[str] = Counter()
         self.stage = ""
+        self._last: list[Piece] = []  # of the block that is learned from, those not checked
 
     def first_pass(self, head: Sequence[Batch], rest: Iterator[Batch]) -> None:
         """Learn from all rows but those held out.
@@ -75,11 +74,13 @@ class Learner:
         reservoir = self.reservoir if self.share else None
         batches = iter(head) if self.interrupt.pressed else chain(head, rest)
         prepare = self._preparation(reservoir)
-        with closing(self._pieces("learning", batches, prepare)) as pieces:
-            for piece in pieces:
-                self._feed(piece.rows)
-                self.counts.add(piece.counts)
-                self._hold(piece.held)
+        with self._explained():
+            with closing(self._pieces("learning", batches, prepare)) as pieces:
+                for piece in pieces:
+                    self._feed(piece)
+                    self.counts.add(piece.counts)
+                    self._hold(piece.held)
+            self.engine.settle()
         self._hold(prepare.rest())
 
     def another_pass(self, number: int) -> None:
@@ -89,9 +90,11 @@ class Learner:
             self.table.batches(self.design.reads(), threads=False),
             self._preparation(),
         )
-        with closing(self._pieces(f"learning, pass {number}", batches, prepare)) as pieces:
-            for piece in pieces:
-                self._feed(piece.rows)
+        with self._explained():
+            with closing(self._pieces(f"learning, pass {number}", batches, prepare)) as pieces:
+                for piece in pieces:
+                    self._feed(piece)
+            self.engine.settle()
 
     def polish(self) -> None:
         """Newton steps, each on a whole reading; an interrupted one is not made."""
@@ -102,14 +105,36 @@ class Learner:
 
     def _again(self) -> Iterator[Rows]:
         batches = self.table.batches(self.design.reads(), threads=False)
-        for piece in self._pieces("polishing", batches, self._preparation()):
+        prepare = Preparation(self.design, self.target, self.share, self.seed)
+        for piece in self._pieces("polishing", batches, prepare):
             yield piece.rows
         if self.interrupt.pressed:
             raise _InterruptedError
 
-    def _feed(self, rows: Rows) -> None:
-        self.engine.grow(rows.X.shape[1])
-        self.engine.feed_rows(rows)
+    def _feed(self, piece: Piece) -> None:
+        if piece.refuse is not None:
+            self._last.append(piece)
+            while sum(len(each.rows) for each in self._last[1:]) >= BLOCK_ROWS:
+                self._last.pop(0)
+        self.engine.grow(piece.rows.X.shape[1])
+        self.engine.feed_rows(piece.rows)
+
+    @contextmanager
+    def _explained(self) -> Iterator[None]:
+        """If learning fails, say what is wrong in the rows of the last block, if anything is.
+
+        NaN and infinity make coefficients infinite, and only then they are looked for. Whatever
+        else is wrong was found later, or comes later in the table.
+        """
+        try:
+            yield
+        except DataError:
+            for each in self._last:
+                if each.refuse is not None:
+                    each.refuse()
+            raise
+        finally:
+            self._last = []
 
     def _hold(self, held: Held | None) -> None:
         if held is not None:
@@ -117,7 +142,14 @@ class Learner:
             self.unseen.update(held.unseen)
 
     def _preparation(self, reservoir: Reservoir | None = None) -> Preparation:
-        return Preparation(self.design, self.target, self.share, self.seed, reservoir)
+        return Preparation(
+            self.design,
+            self.target,
+            self.share,
+            self.seed,
+            reservoir,
+            checked=lambda: not self.engine.streaming,
+        )
 
     def _pieces(
         self, what: str, batches: Iterator[Batch], prepare: Preparation
@@ -130,7 +162,6 @@ class Learner:
         # BLAS's own threads would fight with those that read, at a cost of ten times its work
         with (
             self.interrupt.caught(pieces.stop),
-            _frequent_switches(),
             threadpool_limits(1, user_api="blas"),
             self.progress.stage(what, total) as stage,
         ):
@@ -142,21 +173,6 @@ class Learner:
         """The mean of half the deviance of the rows seen; ``None`` before the first step."""
         tally = self.engine.tally
         return (tally.loss - tally.saturated) / tally.weight if tally.weight > 0 else None
-
-
-@contextmanager
-def _frequent_switches() -> Iterator[None]:
-    """Let Python's threads take turns every 0.1 ms.
-
-    Kernels and BLAS let go of the interpreter for less than that, and would wait for 5 ms to have
-    it back from the thread that prepares rows.
-    """
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(SWITCH)
-    try:
-        yield
-    finally:
-        sys.setswitchinterval(before)
 
 
 class _InterruptedError(Exception):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tangograd.glm.commands.holdout import Draw, Reservoir
 from tangograd.glm.commands.inference import Target
 from tangograd.glm.designs import design as designs
-from tangograd.glm.designs.columns import numbers_of_rows
+from tangograd.glm.designs.columns import Mask, numbers_of_rows
 from tangograd.glm.designs.design import Design
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
@@ -66,12 +67,21 @@ class Held:
 
 @dataclass(frozen=True)
 class Piece:
-    """Rows on their way to the model, and some of those that are kept from it."""
+    """Rows on their way to the model, and some of those that are kept from it.
+
+    Attributes:
+        rows: to learn from.
+        held: rows held out.
+        counts: of all.
+        bytes_read: up to here.
+        refuse: for rows that were not checked, raises the error for what is wrong, if anything is.
+    """
 
     rows: Rows
     held: Held | None
     counts: Counts
     bytes_read: int
+    refuse: Callable[[], None] | None
 
 
 class Preparation:
@@ -83,6 +93,8 @@ class Preparation:
         share: of the rows that are held out.
         seed: of the draw which.
         reservoir: that the rows held out go to; ``None`` if they are known already.
+        checked: says whether to look for NaN and infinity; a model that streams notices them by
+            itself, after a block of rows and for nothing.
     """
 
     def __init__(
@@ -92,7 +104,9 @@ class Preparation:
         share: float,
         seed: int,
         reservoir: Reservoir | None = None,
+        checked: Callable[[], bool] = lambda: True,
     ) -> None:
+        self.checked = checked
         self.design, self.target, self.share = design, target, share
         self.reservoir = reservoir
         self.draw = Draw(seed)
@@ -107,12 +121,9 @@ class Preparation:
             # the place alone: rows held out, which wait for others, are not to keep the batch
             place = partial(_place, batch.file, batch.place, start)
             part = _Part(batch.records.slice(start, most), place)
-            try:
-                yield self._piece(part, batch.bytes_read)
-            except DataError:
-                # the first that is wrong of all rows, be they held out or not
-                self._numbers(self._tested(part), part)
-                raise
+            with self._first_fault(part):
+                piece = self._piece(part, batch.bytes_read)
+            yield piece
 
     def rest(self) -> Held | None:
         """The rows held out that are in no piece yet, at the end."""
@@ -132,7 +143,11 @@ class Preparation:
             draws = self.draw.next(counts.read)
             learned = draws >= self.share
             counts.held = counts.read - int(learned.sum())
-        rows = self.design.rows(part.records, where=part.place, apart=True, only=learned)
+        checked = self.checked()
+        rows = self._rows(part, learned, checked)
+        if not checked and (not len(rows.kept) or not (rows.weights is None or rows.weights.all())):
+            checked = True  # of rows that a model leaves out it notices nothing
+            rows = self._rows(part, learned, checked)
         counts.dropped.update(rows.dropped)
         numbers = self._numbers(rows, part)
         if self.share and self.reservoir is not None:
@@ -142,7 +157,26 @@ class Preparation:
             waiting = sum(len(keys) for _, keys in self._waiting)
             if waiting >= HELD_ROWS or len(self._waiting) >= HELD_PIECES:
                 held = self.rest()
-        return Piece(numbers, held, counts, bytes_read)
+        refuse = None if checked else partial(self._refuse, part, learned)
+        return Piece(numbers, held, counts, bytes_read, refuse)
+
+    def _rows(self, part: _Part, learned: Mask | None, checked: bool) -> designs.Rows:
+        return self.design.rows(
+            part.records, where=part.place, apart=True, only=learned, checked=checked
+        )
+
+    def _refuse(self, part: _Part, learned: Mask | None) -> None:
+        with self._first_fault(part):
+            self._rows(part, learned, checked=True)
+
+    @contextmanager
+    def _first_fault(self, part: _Part) -> Iterator[None]:
+        """An error is of the first that is wrong of all rows, be they held out or not."""
+        try:
+            yield
+        except DataError:
+            self._numbers(self._tested(part), part)
+            raise
 
     def _tested(self, part: _Part) -> designs.Rows:
         """Rows as those of a test: nothing new is opened, but missing values are as wrong."""

@@ -66,11 +66,16 @@ def coded(
             values = spread
         if values is not None:
             whole.append((int(block.table), values))
-    levels = [_cells(block, reading) for block in layout.blocks if block.term.categories]
-    levels += _indicated(layout, reading)
-    codes = np.empty((len(rows), len(levels)), np.int32)
-    for at, columns in enumerate(levels):
-        codes[:, at] = columns
+    blocks = [block for block in layout.blocks if block.term.categories]
+    indicated = _indicated(layout, reading)
+    codes = np.empty((len(rows), len(blocks) + len(indicated)), np.int32)
+    for own, block in zip(codes.T, blocks, strict=False):
+        if len(block.term.categories) == 1:
+            reading.write_codes(block.term.categories[0][0], block.table, own)
+        else:
+            own[:] = _cells(block, reading)
+    for own, columns in zip(codes.T[len(blocks) :], indicated, strict=True):
+        own[:] = columns
     return Coded(
         Columns([values for _, values in whole], rows),
         np.array([place for place, _ in whole], np.int64),

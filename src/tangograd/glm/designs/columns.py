@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import numpy as np
 import pyarrow as pa
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from tangograd.glm.designs.labels import label, unknown_column
 from tangograd.glm.errors import DataError
+from tangograd.stream.recode import occurring, recode
 
 Kind = Literal["number", "text", "boolean"]
 Mask = NDArray[np.bool_]
@@ -90,21 +91,33 @@ class Levels:
 
     Attributes:
         labels: of the levels that occur, whose codes are their places here.
-        entries: for each row, a place in ``recode``.
+        all_entries: for each row of the column, a place in ``recode``.
+        rows: the rows that are meant.
         recode: the code of an entry, -1 where it is missing.
         missing: which rows are; ``None`` if none is.
     """
 
     labels: list[str]
-    entries: NDArray[Any]
+    all_entries: NDArray[np.int32]
+    rows: NDArray[np.int64]
     recode: NDArray[np.int64]
     missing: Mask | None
 
     @cached_property
+    def entries(self) -> NDArray[np.int32]:
+        """Of the rows that are meant."""
+        found: NDArray[np.int32] = self.all_entries[self.rows]
+        return found
+
+    @cached_property
     def codes(self) -> NDArray[np.int64]:
-        """Of all rows."""
+        """Of all rows that are meant."""
         found: NDArray[np.int64] = self.recode[self.entries]
         return found
+
+    def write(self, table: NDArray[Any], codes: NDArray[np.int32]) -> None:
+        """Write what a table has at each entry; of all rows that are meant."""
+        cast(Any, recode)(self.all_entries, self.rows, table, codes)
 
 
 def take_column(
@@ -158,8 +171,10 @@ def numbers(name: str, array: pa.Array, faults: Faults) -> Numbers:
     return Numbers(values, missing if missing.any() else None)
 
 
-def complete(array: pa.Array, rows: NDArray[np.int64]) -> Numbers | None:
+def complete(array: pa.Array, rows: NDArray[np.int64], *, checked: bool = True) -> Numbers | None:
     """Some rows of a column without a copy of them, if none of the column is missing or infinite.
+
+    Unless that is not to be checked: then NaN and infinity are taken as they are.
 
     >>> complete(pa.array([1.0, 2.0, 3.0]), np.array([0, 2])).own
     array([1., 3.])
@@ -168,7 +183,7 @@ def complete(array: pa.Array, rows: NDArray[np.int64]) -> Numbers | None:
     if array.null_count or not pa.types.is_float64(array.type):
         return None
     values = values_of(array)
-    return Numbers(values, None, rows) if finite(values) else None
+    return Numbers(values, None, rows) if not checked or finite(values) else None
 
 
 def finite(values: NDArray[Any]) -> bool:
@@ -202,17 +217,18 @@ def encode(array: pa.Array, rows: NDArray[np.int64] | None = None) -> Levels:
     encoded = array if _has_small_dictionary(array) else decoded(array).dictionary_encode()
     own = [label(value) for value in encoded.dictionary.to_pylist()]
     indices = encoded.indices
-    if indices.null_count or pa.types.is_uint64(indices.type):  # which NumPy cannot count
+    if indices.null_count:
         indices = pc.fill_null(indices.cast(pa.int64()), len(own))
-    entries = values_of(indices) if rows is None else values_of(indices)[rows]
+    entries = values_of(indices).astype(np.int32, copy=False)
+    rows = np.arange(len(entries)) if rows is None else rows
     # A dictionary may hold levels that do not occur, nulls, and different values with one label.
-    used = np.bincount(entries, minlength=len(own) + 1) > 0
+    used = cast(Any, occurring)(entries, rows, len(own) + 1)
     labels = dict.fromkeys(text for text, occurs in zip(own, used[:-1], strict=True) if occurs)
     labels.pop(None, None)
     codes = {text: code for code, text in enumerate(labels)}
-    recode = np.array([codes.get(text, -1) for text in own] + [-1], dtype=np.int64)
-    missing = recode[entries] < 0 if (used & (recode < 0)).any() else None
-    return Levels([str(text) for text in labels], entries, recode, missing)
+    each = np.array([codes.get(text, -1) for text in own] + [-1], dtype=np.int64)
+    missing = each[entries[rows]] < 0 if (used & (each < 0)).any() else None
+    return Levels([str(text) for text in labels], entries, rows, each, missing)
 
 
 def values_of(array: pa.Array) -> NDArray[Any]:

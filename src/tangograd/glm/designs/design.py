@@ -6,8 +6,10 @@ A design is planned once (``plan``), turns record batches into numbers while a m
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -191,6 +193,7 @@ class Design:
         unseen: Unseen = "missing",
         apart: bool = False,
         only: NDArray[np.bool_] | None = None,
+        checked: bool = True,
     ) -> Rows:
         """The rows of a batch that can be used.
 
@@ -212,6 +215,9 @@ class Design:
             apart: keep numbers and levels apart (:class:`~tangograd.glm.coded.Coded`), unless
                 there are products of both. The batch's columns are kept until they are used.
             only: which rows of the batch there are; the others are not looked at.
+            checked: look for NaN and infinity in all columns. If not, they may be in columns of the
+                matrix that are columns of the batch, where these are kept apart: whoever uses them
+                will notice, and then has to ask for the same rows again, checked, for the error.
 
         Raises:
             DataError: for the first row in which something is wrong.
@@ -222,7 +228,7 @@ class Design:
         (('x', 'sex[m]'), array([[3., 0.],
                [4., 1.]]))
         """
-        with_target = training if target is None else target
+        with_target, place = training if target is None else target, where
         read = None if only is None or only.all() else np.flatnonzero(only)
         if read is not None:
             where = _through(where, read)
@@ -235,6 +241,7 @@ class Design:
             complete=self.complete,
             unseen=unseen,
             only=read,
+            unchecked=() if checked or not apart else self._columns_as_they_are,
         )
         y = reading.target() if with_target else None
         weights = reading.weights() if with_target else None
@@ -242,6 +249,16 @@ class Design:
         reading.settle_levels()
         apart = apart and self.separable
         untouched = apart and reading.whole
+        if reading.unchecked and (not untouched or reading.faults.row is not None):
+            return self.rows(
+                batch,
+                where=place,
+                training=training,
+                target=target,
+                unseen=unseen,
+                apart=True,
+                only=only,
+            )
         products = [
             None if untouched and block.term.column is not None else product(reading, block)
             for block in self.layout.blocks
@@ -260,6 +277,19 @@ class Design:
             dropped=reading.dropped,
             unseen=reading.unknown,
         )
+
+    @cached_property
+    def _columns_as_they_are(self) -> frozenset[str]:
+        """Those of numbers that are columns of the matrix and nothing else, where none is missing.
+
+        If missing values may be there, NaN is one of them.
+        """
+        if self.blueprint.na is not None or not self.separable:
+            return frozenset()
+        terms = self.blueprint.terms
+        used = Counter(name for term in terms for name in term.columns)
+        plain = [term.column for term in terms if term.column is not None]
+        return frozenset(name for name in plain if used[name] == 1)
 
     def _look_for_baselines(self, reading: Reading) -> None:
         for name, category in self.categories.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any, Literal
 
 import numpy as np
@@ -48,6 +48,7 @@ class Reading:
         unseen: what becomes of rows with unknown levels when no model is fitted.
         only: the numbers of the batch's rows that are read; ``None`` for all. From then on these
             are the rows, counted from 0.
+        unchecked: columns of numbers in which NaN and infinity are not looked for.
 
     Attributes:
         faults: what is wrong in the batch.
@@ -67,10 +68,12 @@ class Reading:
         complete: bool,
         unseen: Unseen,
         only: NDArray[np.int64] | None = None,
+        unchecked: Collection[str] = (),
     ) -> None:
         if unseen not in UNSEEN:
             raise DataError(f"unseen is one of {', '.join(UNSEEN)}, not {unseen!r}")
         self.batch, self.plan, self.layout, self.only = batch, plan, layout, only
+        self.unchecked = unchecked
         rows = batch.num_rows if only is None else len(only)
         self.place = where(0) if rows else ""
         self.unseen = unseen
@@ -100,7 +103,8 @@ class Reading:
     def _numbers(self, name: str, role: str = "") -> Numbers:
         if self.only is not None:
             whole = take_column(self.batch, name, "number", role=role, place=self.place)
-            if (found := complete(whole, self.only)) is not None:
+            found = complete(whole, self.only, checked=name not in self.unchecked)
+            if found is not None:
                 return found
         return numbers(name, self._array(name, "number", role), self.faults)
 
@@ -257,6 +261,18 @@ class Reading:
 
     def codes(self, name: str, table: NDArray[Any] | None = None) -> NDArray[Any]:
         """The codes of a column's levels in the rows that can be used; what a table has at them."""
+        found: NDArray[Any] = self._at_entries(name, table)[self.of_kept(self.levels[name].entries)]
+        return found
+
+    def write_codes(self, name: str, table: NDArray[Any], codes: NDArray[np.int32]) -> None:
+        """The same into an array."""
+        if self.gone.any():
+            codes[:] = self.codes(name, table)
+        else:
+            self.levels[name].write(self._at_entries(name, table), codes)
+
+    def _at_entries(self, name: str, table: NDArray[Any] | None) -> NDArray[Any]:
+        """The code of each entry of a column's dictionary; what a table has at it."""
         category, levels = self.layout.categories[name], self.levels[name]
         instead = category.codes.get(str(category.baseline), -1)
         recode = [category.codes.get(label, instead) for label in levels.labels]
@@ -264,8 +280,7 @@ class Reading:
         each = np.array(recode)[levels.recode]
         if table is not None:
             each = table[each] if len(table) else np.full_like(each, -1)  # no level is open yet
-        found: NDArray[Any] = each[self.of_kept(levels.entries)]
-        return found
+        return each
 
     def value(self, expression: Expression) -> NDArray[Any]:
         """An expression's values in the rows that can be used; 0 where a column is missing."""

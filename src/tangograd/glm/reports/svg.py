@@ -48,7 +48,8 @@ def drawing() -> Iterator[None]:
         **dict.fromkeys(
             ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK
         ),
-        "savefig.transparent": True,
+        "figure.facecolor": "none",
+        "axes.facecolor": "none",
         "svg.fonttype": "none",
         "svg.hashsalt": "tangograd",
     }
@@ -72,9 +73,12 @@ def svg_element(figure: Any, name: str, description: str) -> str:
         >>> element[:26], 'aria-label="Nothing."' in element
         ('<svg xmlns="http://www.w3.', True)
     """
+    from matplotlib.backends.backend_svg import FigureCanvasSVG
+
     buffer = io.BytesIO()
     nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    figure.savefig(buffer, format="svg", metadata=nothing, dpi=150)
+    figure.set_dpi(150)  # of what is drawn as an image
+    FigureCanvasSVG(figure).print_svg(buffer, metadata=nothing)  # savefig would draw twice
     root = ElementTree.fromstring(buffer.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +19,9 @@ from tangograd.glm.tables.tables import Batch, check_names, normal
 
 MOST_ROWS = 1 << 16
 PAGE_BUFFER = 1 << 18  # without it whole columns of a row group are held, however large it is
+#: one thread waits for the disk at every page, unless the system was told so many bytes before
+TOLD = 1 << 25
+TOLD_AT_ONCE = 1 << 20  # of more it may take no notice
 
 T = TypeVar("T")
 
@@ -69,7 +74,25 @@ class ParquetPart:
     def read(self, schema: pa.Schema, *, threads: bool = True) -> Iterator[Batch]:
         """The rows, in order."""
         batches = self._batches(schema, threads)
-        return _ahead(batches) if threads else batches
+        if threads:
+            return _ahead(batches)
+        most = 2 * len(schema.names) > len(self.names)
+        return self._announced(batches) if most and hasattr(os, "posix_fadvise") else batches
+
+    def _announced(self, batches: Iterator[Batch]) -> Iterator[Batch]:
+        """Have the system read the file, in time."""
+        with self.path.open("rb") as file:
+            told, read = 0, 0
+            while True:
+                with suppress(OSError):  # a system that takes no advice
+                    for start in range(told, min(read + TOLD, self.size), TOLD_AT_ONCE):
+                        told = start + TOLD_AT_ONCE
+                        os.posix_fadvise(file.fileno(), start, TOLD_AT_ONCE, os.POSIX_FADV_WILLNEED)
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                read = batch.bytes_read
+                yield batch
 
     def _batches(self, schema: pa.Schema, threads: bool) -> Iterator[Batch]:
         row, rows, size = 0, self._rows_and_schema[0], self.size
