@@ -5,7 +5,8 @@ to a folder that is deleted at the end. Then each of these runs as a process of 
 table alone with tangograd's reader, with pyarrow's own streams, and ``tangograd fit``; the resident
 memory of the process and its children is looked at ten times a second. The goals: less than 600 MB
 throughout, and at least half the speed of reading alone. Files are first "warm": in the system's
-cache for all of them alike, if memory allows, after a reading that is not counted. Then they are
+cache for all of them alike, if memory allows, after a fit that is not counted: the first one on a
+machine, which compiles its functions, and whose memory is reported apart. Then they are
 "cold": before each command the system is asked to forget them, so that they come from the disk.
 
     python benchmarks/glm_large.py [--size 5.0] [--folder /tmp] [--keep] [--repeats 3]
@@ -132,15 +133,21 @@ def high_water(pid: int) -> int:
     return sum(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def watched(command: list[str]) -> Row:
-    """Run it: seconds, peak memory, and what it printed at last.
+def watched(command: list[str], **environment: str) -> Row:
+    """Run it, with more in its environment: seconds, peak memory, and what it printed at last.
 
     Raises:
         RuntimeError: it failed.
     """
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
-        process = psutil.Popen(command, stdout=output, stderr=errors, stdin=subprocess.DEVNULL)
+        process = psutil.Popen(
+            command,
+            stdout=output,
+            stderr=errors,
+            stdin=subprocess.DEVNULL,
+            env=os.environ | environment,
+        )
         memory = Memory(process)
         memory.start()
         code = process.wait()
@@ -246,7 +253,15 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
         "tangograd fit": fit,
     }
     if not cold:
-        watched([*script, "pyarrow"])
+        with tempfile.TemporaryDirectory() as nothing_compiled:
+            first = watched(fit, NUMBA_CACHE_DIR=nothing_compiled)
+        first.pop("printed")
+        results.add([common | {"what": "the first fit", "repeat": 0, "bytes": size} | first])
+        print(
+            f"{common['format']:14}{'the first fit, which compiles':30}"
+            f"{first['seconds']:8.2f} s{'':13}{first['peak_rss'] / 1e6:8.0f} MB",
+            flush=True,
+        )
     for repeat in range(1 if cold else options.repeats):
         alone = pyarrow = math.nan
         for what, command in commands.items():

@@ -10,10 +10,13 @@ cache that it makes of the text, which is the fairest to it; writing the text is
 neither. Beside its defaults stands ``--power_t 0.75``, the best of seven settings tried on 5·10⁴×20
 independent features (seed 0): a choice in its favour, which TANGO is not given.
 
+``sums``: what the two sums of outer products that standard errors need cost a row, by the compiled
+function and by BLAS (two symmetric products of the rows in strips), in turns.
+
 ``linear``: seconds of a pass against n·d, and against the non-zeros of CSR, with a picture: a line
 for each number of columns, whose intercept is the start (Fisher scoring on the first rows).
 
-    python benchmarks/glm_speed.py [rivals] [linear] [--rows 1000000] [--columns 50]
+    python benchmarks/glm_speed.py [rivals] [sums] [linear] [--rows 1000000] [--columns 50]
         [--without statsmodels,lbfgs] [--plot]
 """
 
@@ -42,6 +45,9 @@ from glm_results import FOLDER, Results, Row, machine
 from glm_rivals import Found, timed
 from scipy import sparse
 from threadpoolctl import threadpool_limits
+
+from tangograd.stream.outer import add_outer
+from tangograd.stream.vectors import padded
 
 RESULTS = FOLDER / "glm_speed.json"
 ROUNDS = 15
@@ -81,8 +87,8 @@ def holding(size: int) -> Iterator[None]:
 
 def compile_all() -> dict[str, float]:
     """Fit small data in every way that is timed later; the seconds of first and second fits."""
-    X, y, _ = simulate(Logit(), "independent", 5000, 5, seed=1)
-    S, z, _ = simulate(Logit(), "sparse", 5000, 20, seed=1, storage="csr")
+    X, y, _ = simulate(Logit(), "independent", 40_000, 5, seed=1)
+    S, z, _ = simulate(Logit(), "sparse", 40_000, 20, seed=1, storage="csr")
     seconds = {}
     with holding(20_000):
         for kind, data in (("dense", (X, y)), ("csr", (S, z))):
@@ -196,6 +202,41 @@ def _print(row: Row) -> None:
     )
 
 
+def sums(options: argparse.Namespace, results: Results) -> None:
+    rng = np.random.default_rng(options.seed)
+    for d in (10, 20, 50, 100, 200, 500):
+        n = 512
+        z, weights = np.zeros((n, padded(d))), rng.uniform(size=(2, n))
+        z[:, :d] = rng.standard_normal((n, d))
+        totals, x = np.zeros((2, padded(d), padded(d))), np.ascontiguousarray(z[:, :d])
+        times = max(1, int(2e8 / (n * d * d)))
+
+        def compiled() -> Found:
+            return x, timed(lambda: [add_outer(weights, z, totals) for _ in range(times)])[1]  # noqa: B023
+
+        def blas() -> Found:
+            return x, timed(lambda: [x.T @ x for _ in range(2 * times)])[1]  # noqa: B023
+
+        turns = in_turns({"compiled": compiled, "BLAS": blas})
+        for name, (_, seconds) in turns.items():
+            row: Row = {
+                "part": "sums",
+                "features": "normal",
+                "method": name,
+                "rows": n,
+                "columns": d,
+                "entries": n * d,
+                "seconds": statistics.median(seconds) / (n * times),
+                "times_blas": quotient(seconds, turns["BLAS"][1]),
+            }
+            results.add([row])
+            print(
+                f"{d:4} columns, {name:10}{1e9 * row['seconds']:9.1f} ns a row"
+                f"{row['times_blas']:7.2f} times BLAS",
+                flush=True,
+            )
+
+
 def linear(options: argparse.Namespace, results: Results) -> None:
     buffer = set_buffer(None)
 
@@ -282,7 +323,7 @@ def plot(rows: list[Row]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("parts", nargs="*", choices=["rivals", "linear", []], default=[])
+    parser.add_argument("parts", nargs="*", choices=["rivals", "sums", "linear", []], default=[])
     parser.add_argument("--rows", type=int, default=1_000_000)
     parser.add_argument("--columns", type=int, default=50)
     parser.add_argument("--seed", type=int, default=0)
@@ -300,8 +341,8 @@ def main() -> None:
     with threadpool_limits(1):
         facts["compilation_seconds"] = compile_all()
         print(facts["compilation_seconds"])
-        for part in options.parts or ["rivals", "linear"]:
-            {"rivals": rivals, "linear": linear}[part](options, results)
+        for part in options.parts or ["rivals", "sums", "linear"]:
+            {"rivals": rivals, "sums": sums, "linear": linear}[part](options, results)
     shutil.rmtree(os.environ["NUMBA_CACHE_DIR"])
     print(f"raw results: {options.results}")
 
