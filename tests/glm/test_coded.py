@@ -183,6 +183,30 @@ def test_the_matrix():
     np.testing.assert_array_equal(sparse.toarray(), Z)
 
 
+@pytest.mark.parametrize("sparse", [False, True])
+def test_memory_is_counted_as_that_of_the_matrix(sparse):
+    rows = simulated("poisson", 700, sparse=sparse)
+    assert rows.bytes == rows.plain().bytes
+    some = rows.take(slice(100, 350))
+    assert some.bytes == some.plain().bytes
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("name", ["poisson", "classes"])
+def test_rows_that_are_kept_stay_as_they_are(name, sparse, short, monkeypatch):
+    """At a third of the memory of the matrix, for these; the result is the matrix's."""
+    rows = simulated(name, 1500, sparse=sparse)
+    monkeypatch.setattr(engine, "BUFFER_BYTES", 10 * rows.bytes)
+    found, expected = fed(name, rows), fed(name, rows, plain=True)
+    assert not found.streaming
+    assert len(found.buffer) > 1
+    assert all(isinstance(block.X, Coded) for block in found.buffer)
+    assert numbers(found.fitted()) == numbers(expected.fitted())
+    found.condense()
+    expected.condense()
+    assert numbers(found.fitted()) == numbers(expected.fitted())
+
+
 def test_one_below_the_other():
     first, second = matrix(20), matrix(30, seed=1)
     fewer = Coded(first.numbers, PLACES, first.codes[:, :1], 6, sparse=True)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tangograd.stream import outer
-from tangograd.stream.outer import STRIP, add_outer, add_products, add_row, scale_row, symmetric
+from tangograd.stream.outer import STRIP, add_outer, add_products, scale_row, spread, symmetric
 from tangograd.stream.vectors import WIDTH, padded
 
 SIZES = [1, 2, WIDTH - 1, WIDTH, WIDTH + 1, 3 * WIDTH, 5 * WIDTH - 2, 70]
@@ -72,15 +72,12 @@ def test_only_the_first_rows_are_multiplied():
     assert np.allclose(np.triu(total[:3, :3]), np.triu((left[:4].T @ right[:4])[:3, :3]))
 
 
-def test_rows_are_scaled_and_added():
-    z, into, total = numbers(3, 20), numbers(3, 20, 1), numbers(2, 20, 2)
-    before, expected = into.copy(), total.copy()
+def test_rows_are_scaled():
+    z, into = numbers(3, 20), numbers(3, 20, 1)
+    before = into.copy()
     scaled(2.5, z, 1, into)
     assert np.array_equal(into[1], 2.5 * z[1])
     assert np.array_equal(into[[0, 2]], before[[0, 2]])
-    added(z, 2, total, 1)
-    expected[1] += z[2]
-    assert np.array_equal(total, expected)
 
 
 @outer.njit
@@ -88,9 +85,21 @@ def scaled(a, z, row, into):
     scale_row(a, z, row, into)
 
 
-@outer.njit
-def added(z, row, total, place):
-    add_row(z, row, total, place)
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("categories", [0, 1, 3])
+def test_rows_are_spread_to_their_places(size, categories):
+    """In the order of rows, to the last bit; those after the last weight are left alone."""
+    rng, rows = np.random.default_rng(4), 50
+    z, a_z, totals = numbers(rows + 2, size), numbers(rows + 2, size, 1), numbers(4, size, 2)
+    a, places = rng.uniform(0, 2, rows), rng.integers(4, size=(rows + 2, categories))
+    into, expected = a_z.copy(), totals.copy()
+    for n in range(rows):
+        into[n] = a[n] * z[n]
+        for place in places[n]:
+            expected[place] += into[n]
+    spread(a, z, a_z, totals, places)
+    assert np.array_equal(a_z, into)
+    assert np.array_equal(totals, expected)
 
 
 def test_nothing_that_is_no_number_is_lost():

@@ -171,8 +171,6 @@ class OnePass:
         """Take in the pending rows as a block."""
         block = together(self.pending, self._room())
         self.pending, self.waiting = [], 0
-        if not self.streaming or self.at.W is not None or self.family.code == kernel.MULTINOMIAL:
-            block = block.plain()  # only the stream of one output has a kernel for levels
         self.watch.see(block)
         if self.streaming:
             self._stream(block)
@@ -245,7 +243,7 @@ class OnePass:
             if 0 < wanted - have < len(block):
                 self.buffer.insert(0, block.take(slice(wanted - have, None)))
                 block = block.take(slice(wanted - have))
-            first.append(block.solid())
+            first.append(block.plain().solid())
             have += len(block)
         return first
 
@@ -308,6 +306,8 @@ class OnePass:
 
     def _stream(self, block: Rows) -> None:
         """TANGO on one block."""
+        if self.at.W is not None or self.family.code == kernel.MULTINOMIAL:
+            block = block.plain()  # only the stream of one output has a kernel for levels
         block = self.at.rows(block)
         loss, pearson = self.scalars[kernel.LOSS], self.scalars[kernel.PEARSON]
         step(self, block)
@@ -370,6 +370,7 @@ class OnePass:
 
     def objective(self, rows: list[Rows], m: Array | None = None, prior: float = 0.0) -> Objective:
         """The penalised loss of rows, with columns centred at m, by default at their means."""
+        rows = [block.plain() for block in rows]
         if m is None:
             m = means(rows, self.columns) if self.intercept else np.zeros(self.columns)
         return Objective(self.family, rows, m, self.outputs, self.intercept, self.alpha, prior)

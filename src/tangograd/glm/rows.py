@@ -84,9 +84,12 @@ class Rows(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """The memory of the rows of X."""
+        """The memory of the rows of X; of numbers and levels, what it would be of plain ones."""
         X = self.X
-        whole = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes if is_sparse(X) else X.nbytes
+        if is_sparse(X):
+            whole = X.data.nbytes + X.indices.nbytes + X.indptr.nbytes
+        else:
+            whole = X.plain_bytes if isinstance(X, Coded) else X.nbytes
         return int(whole * len(self) // max(X.shape[0], 1))
 
     def centred(self, m: Array, intercept: bool = True) -> Array:

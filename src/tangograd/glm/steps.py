@@ -55,7 +55,7 @@ def _coded(model: OnePass, block: Rows) -> None:
     """The same for rows of numbers and levels."""
     X, sums = block.X, model.sums
     weights = np.empty((2, 0 if sums is None else len(block)))
-    dense = np.r_[X.places, model.columns]
+    dense = np.append(X.places, model.columns)
     levels = X.levels(model.columns)
     cast(Any, coded_rows)(
         model.family.code,

@@ -61,17 +61,17 @@ class Watch:
         self.low[d:], self.high[d:] = np.minimum(self.low[d:], 0.0), np.maximum(self.high[d:], 0.0)
         if not len(open_) and self._twins == {}:
             return
-        X = rows.solid().X
+        rows = rows.solid()
         if len(open_):
-            low, high = extremes(X, open_)
+            low, high = extremes(rows.X, open_)
             self.low[open_] = np.minimum(self.low[open_], low)
             self.high[open_] = np.maximum(self.high[open_], high)
             self._varied[open_] = self.low[open_] < self.high[open_]
-        self._compare(X)
+        self._compare(rows)
 
-    def _compare(self, X: Matrix) -> None:
+    def _compare(self, rows: Rows) -> None:
         if self._twins is None:
-            self._twins = {}
+            self._twins, X = {}, rows.plain().X
             if X.shape[1] > MANY:
                 return
             for j, known in _equal_columns(X):
@@ -79,7 +79,7 @@ class Watch:
                     self._twins[j] = known
             return
         for j, known in list(self._twins.items()):
-            if not _equal(X, j, known):
+            if not _equal(rows.X, j, known):
                 del self._twins[j]
 
     def _neighbours(self, y: NDArray[np.float64]) -> None:

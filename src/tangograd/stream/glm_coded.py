@@ -28,7 +28,7 @@ from tangograd.stream.glm import (
     renew,
 )
 from tangograd.stream.glm_sparse import centre, fold
-from tangograd.stream.outer import STRIP, add_products, add_row, scale_row
+from tangograd.stream.outer import STRIP, add_products, spread
 from tangograd.stream.vectors import zeros
 
 
@@ -227,11 +227,10 @@ def coded_products(  # type: ignore[no-untyped-def]
             for j in range(p):
                 z[n, j] = numbers[start + n, j] - m[j]
         for k in range(len(weights)):
-            for n in range(rows):
-                a = weights[k, start + n]
-                scale_row(a, z, n, a_z)
-                for e in range(codes.shape[1]):
-                    add_row(a_z, n, cross[k], own[n, e])
-                    for before in range(e):
-                        pairs[k, own[n, e], own[n, before]] += a
+            a = weights[k, start : start + rows]
+            spread(a, z, a_z, cross[k], own)
+            for e in range(codes.shape[1]):
+                for before in range(e):
+                    for n in range(rows):
+                        pairs[k, own[n, e], own[n, before]] += a[n]
             add_products(a_z, z, rows, products[k])

@@ -87,25 +87,37 @@ def _scaled(typing: Any, a: Any, z: Any, row: Any, into: Any) -> Any:
     return types.void(types.float64, z, types.intp, into), make
 
 
-def _added(typing: Any, z: Any, row: Any, total: Any, place: Any) -> Any:
-    """``total[place] += z[row]``."""
-    del typing, row, place
+def _spread(vectors: int) -> Any:
+    """A function that does what ``spread`` does, for one row and so many vectors of it."""
+
+    def add(
+        typing: Any, a: Any, z: Any, row: Any, j: Any, a_z: Any, totals: Any, places: Any
+    ) -> Any:
+        del typing, a, row, j
+        size = types.intp
+        return types.void(types.float64, z, size, size, a_z, totals, places), make
 
     def make(context: Any, b: Any, signature: Any, arguments: Any) -> Any:
         kinds = signature.args
-        z, total = (Array(context, b, kinds[k], arguments[k]) for k in (0, 2))
-        row, place = arguments[1], arguments[3]
-        step = constant(WIDTH)
-        with cgutils.for_range_slice(b, constant(0), z.columns, step) as (column, _):
-            both = b.fadd(total.read(place, column), z.read(row, column))
-            total.write(both, place, column)
+        z, a_z, totals, places = (Array(context, b, kinds[k], arguments[k]) for k in (1, 4, 5, 6))
+        a, (row, j) = repeated(b, arguments[0]), arguments[2:4]
+        columns = [b.add(j, constant(WIDTH * k)) for k in range(vectors)]
+        parts = [b.fmul(a, z.read(row, column)) for column in columns]
+        for part, column in zip(parts, columns, strict=True):
+            a_z.write(part, row, column)
+        with cgutils.for_range(b, places.columns) as loop:
+            place = b.load(places.place(row, loop.index))
+            for part, column in zip(parts, columns, strict=True):
+                totals.write(b.fadd(totals.read(place, column), part), place, column)
         return context.get_dummy_value()
 
-    return types.void(z, types.intp, total, types.intp), make
+    return intrinsic(add)
+
+
+_spread_one, _spread_two, _spread_three = (_spread(vectors) for vectors in range(1, VECTORS + 1))
 
 
 scale_row: Any = intrinsic(_scaled)
-add_row: Any = intrinsic(_added)
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
@@ -132,6 +144,34 @@ def add_products(left, right, rows, total):  # type: ignore[no-untyped-def]
             else:
                 _one(left, right, rows, i, j, total)
                 j += WIDTH
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def spread(weights, z, a_z, totals, places):  # type: ignore[no-untyped-def]
+    """Add each row, times its weight, to as many totals as it has places; in the order of rows.
+
+    Args:
+        weights: a, shape (rows,).
+        z: shape (rows or more, size), with size as ``vectors.padded`` has it.
+        a_z: gets a z of each row, shape of z.
+        totals: to ``totals[l]`` is added a z of the rows that have the place l, shape (…, size).
+        places: of each row, int64, shape (rows or more, places of a row).
+    """
+    j, rows, size = 0, len(weights), z.shape[1]
+    while j < size:
+        vectors = (size - j) // WIDTH
+        if vectors >= 3:
+            for n in range(rows):
+                _spread_three(weights[n], z, n, j, a_z, totals, places)
+            j += 3 * WIDTH
+        elif vectors == 2:
+            for n in range(rows):
+                _spread_two(weights[n], z, n, j, a_z, totals, places)
+            j += 2 * WIDTH
+        else:
+            for n in range(rows):
+                _spread_one(weights[n], z, n, j, a_z, totals, places)
+            j += WIDTH
 
 
 @njit(cache=True, error_model="numpy", nogil=True)

@@ -322,7 +322,7 @@ def test_a_missing_value_in_a_row_held_out_is_an_error_too(csv):
 class TestNumbersThatAreNone:
     """NaN and infinity in a stream, where the model notices them, and not who prepares its rows."""
 
-    ROWS = 40_000
+    ROWS = 42_000
 
     @pytest.fixture
     def fault(self, tmp_path, monkeypatch, stream):
@@ -385,9 +385,17 @@ class TestNumbersThatAreNone:
         said = fault((row, "x", np.nan), (held, "x", np.inf))
         assert f"row {held + 1}: column 'x' is infinite" in said
 
-    def test_another_fault_in_the_next_piece_is_the_second(self, fault):
+    @pytest.mark.parametrize("near", [25_000, 26_950])
+    def test_another_fault_in_the_next_piece_is_the_second(self, fault, near):
         """The rows at the end of a piece wait for a block to be full."""
-        row, later = self.learned(26_950), self.learned(27_100)
+        row, later = self.learned(near), self.learned(27_100)
+        said = fault((row, "x", np.nan), (later, "years", -1.0))
+        assert f"row {row + 1}: column 'x' is missing" in said
+
+    def test_another_fault_in_the_same_piece_is_named_if_it_is_the_first(self, fault):
+        row, later = self.learned(27_100), self.learned(27_200)
+        said = fault((later, "x", np.nan), (row, "years", -1.0))
+        assert f"row {row + 1}: the exposure 'years' is -1" in said
         said = fault((row, "x", np.nan), (later, "years", -1.0))
         assert f"row {row + 1}: column 'x' is missing" in said
 

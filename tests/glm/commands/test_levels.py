@@ -20,7 +20,7 @@ from tests.glm.commands.runs import estimates, fit, run, visits
 def large(monkeypatch):
     """All files are large, of which the first few thousand bytes are the beginning."""
     monkeypatch.setattr(levels, "LARGE_BYTES", 1)
-    monkeypatch.setattr(levels, "BEGINNING_BYTES", 20_000)
+    monkeypatch.setattr(levels, "BEGINNINGS_BYTES", (20_000,))
     monkeypatch.setattr(
         "tangograd.glm.commands.command.open_table",
         lambda source, **options: open_table(source, block_bytes=2_000, **options),
@@ -31,17 +31,23 @@ def frame():
     return visits(3000)[["region", "x", "visits"]]
 
 
-def test_the_beginning_is_enough_where_levels_are_frequent(tmp_path, monkeypatch, large):
-    frame().to_csv(tmp_path / "a.csv", index=False)
-    frame().to_parquet(tmp_path / "a.parquet", index=False)
-    read = []
+@pytest.fixture
+def read(monkeypatch):
+    """How much was read for levels, each time."""
+    found = []
     whole = Levels._surveyed
 
     def surveyed(self, design, most):
-        read.append(most)
+        found.append(most)
         return whole(self, design, most)
 
     monkeypatch.setattr(Levels, "_surveyed", surveyed)
+    return found
+
+
+def test_the_beginning_is_enough_where_levels_are_frequent(tmp_path, monkeypatch, large, read):
+    frame().to_csv(tmp_path / "a.csv", index=False)
+    frame().to_parquet(tmp_path / "a.parquet", index=False)
     begun = fit(tmp_path / "a.csv", "--target", "visits")
     columnar = fit(tmp_path / "a.parquet", "--target", "visits")
     monkeypatch.setattr(levels, "FREQUENT", 10_000)
@@ -51,6 +57,21 @@ def test_the_beginning_is_enough_where_levels_are_frequent(tmp_path, monkeypatch
         assert other["summary"] == begun["summary"]
         assert other["notes"] == begun["notes"]
     assert "region: 3 levels, baseline 'east' (first in sorted order)" in begun["notes"]
+
+
+def test_a_longer_beginning_is_read_where_the_shorter_is_not_enough(
+    tmp_path, monkeypatch, large, read
+):
+    data = frame()
+    data.loc[:450, "region"] = "north"
+    data.loc[400:410, "region"] = "south"  # not often enough, yet
+    data.to_csv(tmp_path / "a.csv", index=False)
+    lengths = data[:450].to_csv(index=False), data[:2000].to_csv(index=False)
+    beginnings = tuple(len(text) for text in lengths)
+    monkeypatch.setattr(levels, "BEGINNINGS_BYTES", beginnings)
+    found = fit(tmp_path / "a.csv", "--target", "visits")
+    assert read == list(beginnings)
+    assert list(estimates(found)) == ["intercept", "region[north]", "region[south]", "x"]
 
 
 def test_levels_that_come_later_are_opened(tmp_path, large):
@@ -72,7 +93,7 @@ def test_a_baseline_may_come_later(tmp_path, large, monkeypatch, name):
     data = frame().sort_values("region")
     data.to_csv(tmp_path / "a.csv", index=False)
     data.to_parquet(tmp_path / "a.parquet", index=False)
-    monkeypatch.setattr(levels, "BEGINNING_BYTES", 10_000)
+    monkeypatch.setattr(levels, "BEGINNINGS_BYTES", (5_000, 10_000))
     formula = 'visits ~ x + C(region, baseline="{}")'
     found = fit(tmp_path / name, "--formula", formula.format("south"))
     assert list(estimates(found)) == ["intercept", "x", "region[east]", "region[north]"]

@@ -532,7 +532,18 @@ class TestParquet:
         wide = pa.table({f"x{i}": np.zeros(3000) for i in range(200)})
         pq.write_table(wide, tmp_path / "a.parquet")
         batch = next(open_table(tmp_path / "a.parquet", block_bytes=10_000).batches())
-        assert batch.records.num_rows == 100
+        assert batch.records.num_rows == 100  # of at most 104: 29 of these
+
+    @pytest.mark.parametrize(("group", "sizes"), [(1000, [250] * 8), (2000, [286] * 6 + [284])])
+    def test_batches_of_a_group_are_alike(self, tmp_path, monkeypatch, group, sizes):
+        """A rest would cost as much as any other to prepare."""
+        monkeypatch.setattr("tangograd.glm.tables.parquet_files.MOST_ROWS", 300)
+        table = pa.table({"x": np.arange(2000.0), "name": ["a", "b"] * 1000})
+        pq.write_table(table, tmp_path / "a.parquet", row_group_size=group)
+        found = list(open_table(tmp_path / "a.parquet").batches())
+        assert [batch.records.num_rows for batch in found] == sizes
+        values = np.concatenate([batch.records.column("x").to_numpy() for batch in found])
+        np.testing.assert_array_equal(values, np.arange(2000.0))
 
     @pytest.mark.parametrize("keep", [0, 3, 4, 100, -1])
     def test_cut_off(self, tmp_path, keep):

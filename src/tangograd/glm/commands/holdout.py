@@ -88,7 +88,7 @@ class Reservoir:
         if not self._parts:
             return None
         self._settle()
-        (rows,) = self._parts
+        rows = self._parts[0].plain()
         X: Any = rows.X
         missing = columns - X.shape[1]
         if not missing:

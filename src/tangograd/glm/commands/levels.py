@@ -21,9 +21,10 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.reports.wording import plural
 from tangograd.glm.tables.tables import Table
 
-#: of larger tables the levels of the beginning are enough, if all of them are frequent
+#: of larger tables the levels of the beginning are enough, if all of them are frequent there; if
+#: not in the shorter one, perhaps in the longer
 LARGE_BYTES = 1 << 28
-BEGINNING_BYTES = 1 << 26
+BEGINNINGS_BYTES = (1 << 24, 1 << 26)
 FREQUENT = 50
 #: numbers for one that is not, in a column that is told of it
 ODD = 10
@@ -60,10 +61,11 @@ class Levels:
             return design
         if not classes and self._large:
             with suppress(DataError):  # a baseline that is not there yet: the whole table decides
-                begun = self._surveyed(design, BEGINNING_BYTES)
-                counts = [begun.categories[name].counts for name in openings]
-                if all(count >= FREQUENT for each in counts for count in each.values()):
-                    return _reopened(begun, openings)
+                for most in BEGINNINGS_BYTES:
+                    begun = self._surveyed(design, most)
+                    counts = [begun.categories[name].counts for name in openings]
+                    if all(count >= FREQUENT for each in counts for count in each.values()):
+                        return _reopened(begun, openings)
         return self._surveyed(design, None)
 
     @property

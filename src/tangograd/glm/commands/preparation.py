@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -175,14 +176,21 @@ class Preparation:
         try:
             yield
         except DataError:
-            self._numbers(self._tested(part), part)
+            used = set(self.design.reads()) - {self.design.blueprint.weights}
+            missing = part.missing(used) if self.design.blueprint.na is None else None
+            before = part if missing is None else part.first(missing.row)
+            self._numbers(self._tested(before), before)
+            if missing is not None:
+                raise missing.error from None
             raise
 
     def _tested(self, part: _Part) -> designs.Rows:
         """Rows as those of a test: nothing new is opened, but missing values are as wrong."""
-        rows = self.design.rows(part.records, where=part.place, training=False, target=True)
-        if rows.dropped and self.design.blueprint.na is None:
-            raise part.missing(rows.dropped)
+        rows = self.design.rows(
+            part.records, where=part.place, training=False, target=True, apart=True
+        )
+        if self.design.blueprint.na is None and (missing := part.missing(rows.dropped)):
+            raise missing.error
         return rows
 
     def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
@@ -205,21 +213,41 @@ class _Part:
 
     def chosen(self, which: NDArray[np.bool_]) -> _Part:
         """Some of them."""
-        rows = np.flatnonzero(which)
+        rows, place = np.flatnonzero(which), self.place
         records = self.records.take(numbers_of_rows(rows))
-        return _Part(records, lambda i: self.place(int(rows[i])))
+        return _Part(records, lambda i: place(int(rows[i])))  # not self: the others may go
 
-    def missing(self, names: Iterable[str]) -> DataError:
-        """The error for the first missing value of some columns."""
-        first, name = min((self._first_missing(name), name) for name in names)
+    def first(self, number: int) -> _Part:
+        """The first rows."""
+        return _Part(self.records.slice(0, number), self.place)
+
+    def missing(self, names: Iterable[str]) -> _Missing | None:
+        """The first missing value of some columns."""
+        found = []
+        for name in names:
+            absent = self.records.column(name).is_null(nan_is_null=True)
+            if absent.true_count:
+                found.append((int(np.argmax(absent.to_numpy(zero_copy_only=False))), name))
+        if not found:
+            return None
+        row, name = min(found)
+        return _Missing(row, name, self.place(row))
+
+
+class _Missing(NamedTuple):
+    """A value that is not there, in a row of a part."""
+
+    row: int
+    column: str
+    place: str
+
+    @property
+    def error(self) -> DataError:
+        """With the ways out."""
         return DataError(
-            f"{self.place(first)}: column {name!r} is missing; drop such rows (--na drop), give "
+            f"{self.place}: column {self.column!r} is missing; drop such rows (--na drop), give "
             "missing values columns of their own (--na indicator), or fill them in"
         )
-
-    def _first_missing(self, name: str) -> int:
-        absent = self.records.column(name).is_null(nan_is_null=True)
-        return int(np.argmax(absent.to_numpy(zero_copy_only=False)))
 
 
 def _place(file: str, place: Callable[[int], str], start: int, index: int) -> str:

@@ -52,15 +52,14 @@ def coded(
 ) -> Coded:
     """Numbers and levels apart; terms without a product are columns of the batch."""
     whole: list[tuple[int, NDArray[Any]]] = []
-    rows = np.arange(len(reading.kept))
-    if reading.only is not None and reading.whole:
-        rows = reading.only
+    only = reading.only if reading.whole else None
+    rows = np.arange(len(reading.kept)) if only is None else only
     for block, values in zip(layout.blocks, products, strict=True):
         if block.term.categories:
             continue
         if values is None and block.term.column is not None:
             values = reading.numbers[block.term.column].values
-        elif values is not None and rows is reading.only:
+        elif values is not None and only is not None:
             spread = np.zeros(reading.batch.num_rows)
             spread[rows] = values
             values = spread

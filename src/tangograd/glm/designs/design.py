@@ -273,7 +273,7 @@ class Design:
             y=None if y is None else reading.of_kept(y),
             weights=None if weights is None else reading.of_kept(weights),
             offset=None if offset is None else reading.of_kept(offset),
-            kept=reading.kept if read is None else read[reading.kept],
+            kept=reading.kept if read is None else reading.of_kept(read),
             dropped=reading.dropped,
             unseen=reading.unknown,
         )
