@@ -8,6 +8,7 @@ throughout, and at least half the speed of reading alone. Files are first "warm"
 cache for all of them alike, if memory allows, after a fit that is not counted: the first one on a
 machine, which compiles its functions, and whose memory is reported apart. Then they are
 "cold": before each command the system is asked to forget them, so that they come from the disk.
+Modules are found as bytecode by all commands, as those of an installed package are.
 
     python benchmarks/glm_large.py [--size 5.0] [--folder /tmp] [--keep] [--repeats 3]
         [--formats csv,parquet] [--caches warm,cold] [--fit-options "--passes 1"]
@@ -139,6 +140,7 @@ def watched(command: list[str], **environment: str) -> Row:
     Raises:
         RuntimeError: it failed.
     """
+    inherited = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
     with tempfile.TemporaryFile("w+") as output, tempfile.TemporaryFile("w+") as errors:
         start = time.perf_counter()
         process = psutil.Popen(
@@ -146,7 +148,7 @@ def watched(command: list[str], **environment: str) -> Row:
             stdout=output,
             stderr=errors,
             stdin=subprocess.DEVNULL,
-            env=os.environ | environment,
+            env=inherited | environment,
         )
         memory = Memory(process)
         memory.start()
