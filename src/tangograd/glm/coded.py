@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property, lru_cache
+from functools import cached_property
 from typing import Any, cast
 
 import numpy as np
@@ -101,7 +101,9 @@ class Coded:
 
     def levels(self, width: int) -> NDArray[np.int64]:
         """The columns that are not numbers, of a model with so many."""
-        return _others(self.places.tobytes(), width)
+        others = np.ones(width, bool)
+        others[self.places] = False
+        return np.flatnonzero(others)
 
     def __getitem__(self, which: Any) -> Any:
         """Some rows; or, after ``:,``, some columns as a dense array."""
@@ -136,19 +138,11 @@ class Coded:
 
     @cached_property
     def plain_bytes(self) -> int:
-        """The memory of that; rows are asked for it again and again."""
+        """The memory of ``plain()``; rows are asked for it again and again."""
         if not self.sparse:
             return 8 * len(self.codes) * self.width
         entries = len(self.codes) * len(self.places) + int(np.count_nonzero(self.codes >= 0))
         return 12 * entries + 4 * (len(self.codes) + 1)  # float64 with int32 indices
-
-
-@lru_cache(maxsize=16)  # every block asks for it
-def _others(places: bytes, width: int) -> NDArray[np.int64]:
-    """The columns that are in none of the places (int64)."""
-    others = np.delete(np.arange(width), np.frombuffer(places, np.int64))
-    others.flags.writeable = False
-    return others
 
 
 def joined(parts: Sequence[Coded], room: Array | None = None) -> Coded:

@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from tangograd.glm.coded import Coded, joined
 
 Array = NDArray[np.float64]
-#: a C-contiguous array of float64 or float32, a CSR matrix, or numbers and levels (``Coded``, on
-#: the way to a stream); all of shape (n, d)
+#: a C-contiguous array of float64 or float32, a CSR matrix, or numbers and levels (``Coded``, for
+#: streams and for rows that wait to be used); all of shape (n, d)
 Matrix = Any
 
 

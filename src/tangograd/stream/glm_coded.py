@@ -229,8 +229,9 @@ def coded_products(  # type: ignore[no-untyped-def]
         for k in range(len(weights)):
             a = weights[k, start : start + rows]
             spread(a, z, a_z, cross[k], own)
-            for e in range(codes.shape[1]):
-                for before in range(e):
-                    for n in range(rows):
-                        pairs[k, own[n, e], own[n, before]] += a[n]
+            for n in range(rows):  # outermost: a level may be in another column in later rows
+                for e in range(1, codes.shape[1]):
+                    line = pairs[k, own[n, e]]
+                    for before in range(e):
+                        line[own[n, before]] += a[n]
             add_products(a_z, z, rows, products[k])

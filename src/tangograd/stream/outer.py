@@ -5,8 +5,8 @@ rows of few columns takes about as long as the product, and its libraries do not
 processors. Here a tile of the sum stays in registers while the rows go by: rows are multiplied
 where they are, and only tiles on and above the diagonal.
 
-Each element is added up in the order of the rows, by fused multiply-add: the result does not depend
-on the width of the processor's vectors, nor on where arrays lie in memory.
+Each element is added up in the order of the rows (products by fused multiply-add): the result does
+not depend on the width of the processor's vectors, nor on where arrays lie in memory.
 """
 
 from __future__ import annotations

@@ -87,6 +87,31 @@ def test_levels_that_come_later_are_opened(tmp_path, large):
     assert list(design.names) == names[1:]
 
 
+def test_a_longer_beginning_is_read_where_the_shorter_has_no_level(
+    tmp_path, monkeypatch, large, read
+):
+    data = frame()
+    data.loc[:500, "region"] = None
+    data.to_csv(tmp_path / "a.csv", index=False)
+    beginnings = tuple(len(data[:rows].to_csv(index=False)) for rows in (450, 2000))
+    monkeypatch.setattr(levels, "BEGINNINGS_BYTES", beginnings)
+    found = fit(tmp_path / "a.csv", "--target", "visits", "--na", "drop")
+    assert read == list(beginnings)
+    assert "region: 3 levels, baseline 'east' (first in sorted order)" in found["notes"]
+
+
+def test_a_longer_beginning_is_read_where_the_shorter_has_no_baseline(
+    tmp_path, monkeypatch, large, read
+):
+    data = frame()
+    data.loc[:500, "region"] = "north"
+    data.to_csv(tmp_path / "a.csv", index=False)
+    beginnings = tuple(len(data[:rows].to_csv(index=False)) for rows in (450, 2000))
+    monkeypatch.setattr(levels, "BEGINNINGS_BYTES", beginnings)
+    fit(tmp_path / "a.csv", "--formula", 'visits ~ x + C(region, baseline="south")')
+    assert read == list(beginnings)
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.parquet"])
 def test_a_baseline_may_come_later(tmp_path, large, monkeypatch, name):
     monkeypatch.setattr("tangograd.glm.tables.parquet_files.MOST_ROWS", 500)

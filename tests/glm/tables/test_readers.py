@@ -545,6 +545,21 @@ class TestParquet:
         values = np.concatenate([batch.records.column("x").to_numpy() for batch in found])
         np.testing.assert_array_equal(values, np.arange(2000.0))
 
+    @pytest.mark.parametrize("text", [False, True])
+    def test_small_groups_do_not_make_small_batches(self, tmp_path, monkeypatch, text):
+        """Numbers are not cut where groups end; texts are, but the first may be a small one."""
+        monkeypatch.setattr("tangograd.glm.tables.parquet_files.MOST_ROWS", 300)
+        table = pa.table({"x": np.arange(2010.0)} | ({"name": ["a"] * 2010} if text else {}))
+        sizes = [10, 1000, 1000] if text else [10] * 201
+        with pq.ParquetWriter(tmp_path / "a.parquet", table.schema) as writer:
+            start = 0
+            for size in sizes:
+                writer.write_table(table.slice(start, size))
+                start += size
+        found = [batch.records.num_rows for batch in open_table(tmp_path / "a.parquet").batches()]
+        assert sum(found) == 2010
+        assert len(found) <= (11 if text else 7)
+
     @pytest.mark.parametrize("keep", [0, 3, 4, 100, -1])
     def test_cut_off(self, tmp_path, keep):
         pq.write_table(pa.table({"x": np.arange(1000)}), tmp_path / "a.parquet")

@@ -60,11 +60,11 @@ class Levels:
             design.complete = True
             return design
         if not classes and self._large:
-            with suppress(DataError):  # a baseline that is not there yet: the whole table decides
-                for most in BEGINNINGS_BYTES:
+            for most in BEGINNINGS_BYTES:
+                with suppress(DataError):  # a baseline that is not there yet
                     begun = self._surveyed(design, most)
-                    counts = [begun.categories[name].counts for name in openings]
-                    if all(count >= FREQUENT for each in counts for count in each.values()):
+                    counts = [begun.categories[name].counts.values() for name in openings]
+                    if all(min(each, default=0) >= FREQUENT for each in counts):
                         return _reopened(begun, openings)
         return self._surveyed(design, None)
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -122,8 +121,11 @@ class Preparation:
             # the place alone: rows held out, which wait for others, are not to keep the batch
             place = partial(_place, batch.file, batch.place, start)
             part = _Part(batch.records.slice(start, most), place)
-            with self._first_fault(part):
+            try:
                 piece = self._piece(part, batch.bytes_read)
+            except DataError:
+                self.rest()  # which is before these rows, and may be wrong as well
+                raise
             yield piece
 
     def rest(self) -> Held | None:
@@ -133,9 +135,10 @@ class Preparation:
         parts, keys = zip(*self._waiting, strict=True)
         self._waiting = []
         part = _together(parts)
-        rows = self._tested(part)
+        with _first_fault(part, self._tested):
+            rows, numbers = self._tested(part)
         unseen = Counter({name: sum(levels.values()) for name, levels in rows.unseen.items()})
-        return Held(self._numbers(rows, part), np.concatenate(keys)[rows.kept], unseen)
+        return Held(numbers, np.concatenate(keys)[rows.kept], unseen)
 
     def _piece(self, part: _Part, bytes_read: int) -> Piece:
         counts = Counts(read=part.records.num_rows)
@@ -145,12 +148,14 @@ class Preparation:
             learned = draws >= self.share
             counts.held = counts.read - int(learned.sum())
         checked = self.checked()
-        rows = self._rows(part, learned, checked)
-        if not checked and (not len(rows.kept) or not (rows.weights is None or rows.weights.all())):
-            checked = True  # of rows that a model leaves out it notices nothing
+        with _first_fault(part, partial(self._check, learned)):
             rows = self._rows(part, learned, checked)
+            unnoticed = not len(rows.kept) or not (rows.weights is None or rows.weights.all())
+            if not checked and unnoticed:  # of rows that a model leaves out it notices nothing
+                checked = True
+                rows = self._rows(part, learned, checked)
+            numbers = self._numbers(rows, part)
         counts.dropped.update(rows.dropped)
-        numbers = self._numbers(rows, part)
         if self.share and self.reservoir is not None:
             drawn = draws < self.reservoir.limit
             if drawn.any():
@@ -167,31 +172,23 @@ class Preparation:
         )
 
     def _refuse(self, part: _Part, learned: Mask | None) -> None:
-        with self._first_fault(part):
+        with _first_fault(part, partial(self._check, learned)):
             self._rows(part, learned, checked=True)
 
-    @contextmanager
-    def _first_fault(self, part: _Part) -> Iterator[None]:
-        """An error is of the first that is wrong of all rows, be they held out or not."""
-        try:
-            yield
-        except DataError:
-            used = set(self.design.reads()) - {self.design.blueprint.weights}
-            missing = part.missing(used) if self.design.blueprint.na is None else None
-            before = part if missing is None else part.first(missing.row)
-            self._numbers(self._tested(before), before)
-            if missing is not None:
-                raise missing.error from None
-            raise
+    def _check(self, learned: Mask | None, part: _Part) -> None:
+        """Look whether anything is wrong in rows, be they held out or not."""
+        own = None if learned is None else learned[: part.records.num_rows]
+        self._numbers(self._rows(part, own, checked=True), part)
+        self._tested(part)
 
-    def _tested(self, part: _Part) -> designs.Rows:
+    def _tested(self, part: _Part) -> tuple[designs.Rows, Rows]:
         """Rows as those of a test: nothing new is opened, but missing values are as wrong."""
         rows = self.design.rows(
             part.records, where=part.place, training=False, target=True, apart=True
         )
-        if self.design.blueprint.na is None and (missing := part.missing(rows.dropped)):
-            raise missing.error
-        return rows
+        if rows.dropped and self.design.blueprint.na is None:
+            raise part.missing(rows.dropped)
+        return rows, self._numbers(rows, part)
 
     def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
         y = self.target.numbers(np.asarray(rows.y), lambda i: part.place(int(rows.kept[i])))
@@ -221,33 +218,43 @@ class _Part:
         """The first rows."""
         return _Part(self.records.slice(0, number), self.place)
 
-    def missing(self, names: Iterable[str]) -> _Missing | None:
-        """The first missing value of some columns."""
-        found = []
-        for name in names:
-            absent = self.records.column(name).is_null(nan_is_null=True)
-            if absent.true_count:
-                found.append((int(np.argmax(absent.to_numpy(zero_copy_only=False))), name))
-        if not found:
-            return None
-        row, name = min(found)
-        return _Missing(row, name, self.place(row))
-
-
-class _Missing(NamedTuple):
-    """A value that is not there, in a row of a part."""
-
-    row: int
-    column: str
-    place: str
-
-    @property
-    def error(self) -> DataError:
-        """With the ways out."""
+    def missing(self, names: Iterable[str]) -> DataError:
+        """The error for the first missing value of some columns."""
+        first, name = min((self._first_missing(name), name) for name in names)
         return DataError(
-            f"{self.place}: column {self.column!r} is missing; drop such rows (--na drop), give "
+            f"{self.place(first)}: column {name!r} is missing; drop such rows (--na drop), give "
             "missing values columns of their own (--na indicator), or fill them in"
         )
+
+    def _first_missing(self, name: str) -> int:
+        absent = self.records.column(name).is_null(nan_is_null=True)
+        return int(np.argmax(absent.to_numpy(zero_copy_only=False)))
+
+
+@contextmanager
+def _first_fault(part: _Part, check: Callable[[_Part], object]) -> Iterator[None]:
+    """An error is that of the first row in which something is wrong.
+
+    Columns are looked at one after another, so what is found first need not be. Of the first so
+    many rows, the fewest in which anything is wrong have nothing wrong before the last of them.
+
+    Args:
+        part: the rows.
+        check: raises the error for some rows, if there is one.
+    """
+    try:
+        yield
+    except DataError as error:
+        right, wrong, first = 0, part.records.num_rows + 1, error
+        while right + 1 < wrong:
+            middle = (right + wrong) // 2
+            try:
+                check(part.first(middle))
+                right = middle
+            except DataError as found:
+                wrong, first = middle, found
+        # of the same row, that of all rows may say how many others there are
+        raise error if str(error).startswith(str(first)) else first from None
 
 
 def _place(file: str, place: Callable[[int], str], start: int, index: int) -> str:

@@ -101,7 +101,10 @@ class ParquetPart:
         at_once = max(1, min(MOST_ROWS, self.batch_bytes // (8 * len(schema.names))))
         texts = [field.name for field in schema if field.type == pa.string()]
         with self._open(texts) as file:
-            at_once = _even(file.metadata.row_group(0).num_rows, at_once)
+            if texts:
+                groups = range(file.metadata.num_row_groups)
+                largest = max(file.metadata.row_group(group).num_rows for group in groups)
+                at_once = _even(largest, at_once)
             found = file.iter_batches(at_once, columns=schema.names, use_threads=threads)
             while True:
                 try:
@@ -192,15 +195,15 @@ class _Place:
 
 
 def _even(total: int, most: int) -> int:
-    """The size of the parts of so many rows, none larger than ``most`` and all about alike.
+    """The size of about equal parts of so many rows, or ``most`` if there are no more.
 
-    Batches are cut where a group of rows ends and a new dictionary begins: a rest of each group
-    would cost as much to prepare as any other batch.
+    Batches are cut where a group of rows ends and a new dictionary of texts begins: a rest of each
+    group would cost as much to prepare as any other batch.
 
     >>> _even(250_000, 65_536), _even(7, 3), _even(5, 10)
-    (62500, 3, 5)
+    (62500, 3, 10)
     """
-    return max(1, -(-total // -(-total // most))) if total else most
+    return -(-total // -(-total // most)) if total > most else most
 
 
 def _ahead(items: Iterator[T]) -> Iterator[T]:
