@@ -35,6 +35,9 @@ from tangograd.model_commands import fit, predict
 if TYPE_CHECKING:
     from tangograd.reproduction.base import Claim
 
+#: objects between looks for garbage; at Python's own 700 loading modules takes a fifth longer
+GARBAGE = 50_000
+
 app = typer.Typer(
     help="Natural-gradient optimisation with no Fisher matrix: TANGO (Ollivier 2017).",
     no_args_is_help=True,
@@ -215,6 +218,7 @@ def _shares(what: str, total: int, quiet: bool) -> Iterator[Callable[[Claim, flo
 
 def main() -> None:
     """The console script."""
+    gc.set_threshold(GARBAGE)
     try:
         app()
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, cast
 
@@ -108,7 +108,8 @@ class Coded:
     def __getitem__(self, which: Any) -> Any:
         """Some rows; or, after ``:,``, some columns as a dense array."""
         if not isinstance(which, tuple):
-            return replace(self, given=self.given[which], codes=self.codes[which])
+            some = self.given[which], self.places, self.codes[which]
+            return Coded(*some, self.width, self.sparse)
         columns, numbers = np.asarray(which[1]), self.numbers
         there = {int(column): at for at, column in enumerate(self.places)}
         result = np.empty((len(self.codes), len(columns)))

@@ -55,6 +55,9 @@ class Target:
             except DataError as error:
                 raise DataError(f"{error}{self._doubt()}") from error
             return result
+        binary = values.dtype == np.float64 and self.classes == (0, 1)
+        if binary and not ((values != 0) & (values != 1)).any():  # most frequent, and quick
+            return values
         codes = _codes(values, self.classes)
         unknown = np.flatnonzero(codes < 0)
         if len(unknown):
@@ -230,8 +233,6 @@ def _label(value: object, kind: Kind) -> Any:
 
 def _codes(values: NDArray[Any], classes: Sequence[Label]) -> NDArray[np.int64]:
     """The numbers of the classes; -1 where there is none."""
-    if values.dtype == np.float64 and tuple(classes) == (0, 1):  # the most frequent case, quickly
-        return np.where((values == 0) | (values == 1), values, -1).astype(np.int64)
     number = {_key(each): code for code, each in enumerate(classes)}
     encoded = pa.array(values).dictionary_encode()
     recode = np.array([number.get(_key(each), -1) for each in encoded.dictionary.to_pylist()])
