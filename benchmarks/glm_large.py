@@ -6,7 +6,7 @@ table alone with tangograd's reader, with pyarrow's own streams, and ``tangograd
 memory of the process and its children is looked at ten times a second. The goals: less than 600 MB
 throughout, and at least half the speed of reading alone. Files are first "warm": in the system's
 cache for all of them alike, if memory allows, after a fit that is not counted: the first one on a
-machine, which compiles its functions, and whose memory is reported apart. Then they are
+machine, which compiles its functions for the others, and is reported apart. Then they are
 "cold": before each command the system is asked to forget them, so that they come from the disk.
 Modules are found as bytecode by all commands, as those of an installed package are.
 
@@ -241,8 +241,18 @@ def files_of(path: Path) -> list[Path]:
     return sorted(path.iterdir()) if path.is_dir() else [path]
 
 
-def measure(path: Path, options: argparse.Namespace, common: Row, results: Results) -> None:
-    """Readings and fits in turn, ``repeats`` times (once from the disk)."""
+def measure(
+    path: Path, options: argparse.Namespace, common: Row, results: Results, compiled: str
+) -> None:
+    """Readings and fits in turn, ``repeats`` times (once from the disk).
+
+    Args:
+        path: the table.
+        options: of the command line.
+        common: what all rows of the results have.
+        results: they go there.
+        compiled: a folder for compiled functions; as long as it is empty, a fit is the first.
+    """
     model, cold = path.parent / "model.json", common["cache"] == "cold"
     size = sum(part.stat().st_size for part in files_of(path))
     script = [sys.executable, __file__, "--read", str(path), "--how"]
@@ -254,9 +264,8 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
         "reading, pyarrow's own stream": [*script, "pyarrow"],
         "tangograd fit": fit,
     }
-    if not cold:
-        with tempfile.TemporaryDirectory() as nothing_compiled:
-            first = watched(fit, NUMBA_CACHE_DIR=nothing_compiled)
+    if not any(Path(compiled).iterdir()):
+        first = watched(fit, NUMBA_CACHE_DIR=compiled)
         first.pop("printed")
         results.add([common | {"what": "the first fit", "repeat": 0, "bytes": size} | first])
         print(
@@ -269,7 +278,8 @@ def measure(path: Path, options: argparse.Namespace, common: Row, results: Resul
         for what, command in commands.items():
             if cold:
                 forget(path)
-            row = common | {"what": what, "repeat": repeat, "bytes": size} | watched(command)
+            row = common | {"what": what, "repeat": repeat, "bytes": size}
+            row |= watched(command, NUMBA_CACHE_DIR=compiled)
             printed = row.pop("printed")
             row["megabytes_a_second"] = size / 1e6 / row["seconds"]
             if what == "tangograd fit":
@@ -328,10 +338,11 @@ def main() -> None:
         rows = sum(pq.read_metadata(part).num_rows for part in files_of(parquet))
         print(f"{rows} rows in {folder}", flush=True)
         for name, path in (("csv", csv), ("parquet", parquet)):
-            for cache in options.caches.split(","):
-                if name in options.formats.split(","):
-                    common = {"format": name, "cache": cache, "gigabytes": options.size}
-                    measure(path, options, common | {"rows": rows}, results)
+            with tempfile.TemporaryDirectory() as compiled:
+                for cache in options.caches.split(","):
+                    if name in options.formats.split(","):
+                        common = {"format": name, "cache": cache, "gigabytes": options.size}
+                        measure(path, options, common | {"rows": rows}, results, compiled)
     finally:
         if not (options.keep or options.data):
             shutil.rmtree(folder)

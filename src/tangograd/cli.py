@@ -35,7 +35,7 @@ from tangograd.model_commands import fit, predict
 if TYPE_CHECKING:
     from tangograd.reproduction.base import Claim
 
-#: objects between looks for garbage; at Python's own 700 loading modules takes a fifth longer
+#: objects between looks for garbage; with Python's own 700 there are many while modules load
 GARBAGE = 50_000
 
 app = typer.Typer(

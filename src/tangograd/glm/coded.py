@@ -108,8 +108,8 @@ class Coded:
     def __getitem__(self, which: Any) -> Any:
         """Some rows; or, after ``:,``, some columns as a dense array."""
         if not isinstance(which, tuple):
-            some = self.given[which], self.places, self.codes[which]
-            return Coded(*some, self.width, self.sparse)
+            given, codes = self.given[which], self.codes[which]
+            return Coded(given, self.places, codes, self.width, self.sparse)
         columns, numbers = np.asarray(which[1]), self.numbers
         there = {int(column): at for at, column in enumerate(self.places)}
         result = np.empty((len(self.codes), len(columns)))

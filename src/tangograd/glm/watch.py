@@ -20,7 +20,7 @@ class Watch:
 
     Example:
         >>> import numpy as np
-        >>> from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
+        >>> from tangograd.glm.rows import Rows
         >>> x = np.array([[1.0, 2.0, 2.0], [1.0, 3.0, 3.0]])
         >>> watch = Watch(3)
         >>> watch.see(Rows(x, np.zeros(2), np.ones(2), np.zeros(2)))
