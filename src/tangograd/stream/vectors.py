@@ -137,8 +137,9 @@ def _fetched(typing: Any, matrix: Any, row: Any) -> Any:
         rows_apart = b.extract_value(array.strides, 0)
         place = b.add(b.ptrtoint(array.data, INTEGER), b.mul(arguments[1], rows_apart))
         size = b.mul(b.extract_value(array.shape, 1), constant(kind.dtype.bitwidth // 8))
-        with cgutils.for_range_slice(b, constant(0), size, constant(LINE)) as (offset, _):
-            prefetch(b, b.add(place, offset))
+        line = b.and_(place, constant(-LINE))  # a row rarely begins where a line does
+        with cgutils.for_range_slice(b, line, b.add(place, size), constant(LINE)) as (here, _):
+            prefetch(b, here)
         return context.get_dummy_value()
 
     return types.void(matrix, types.intp), make
