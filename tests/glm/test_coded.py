@@ -12,8 +12,10 @@ from tangograd.glm import engine, steps
 from tangograd.glm import sums as sums_module
 from tangograd.glm.coded import Coded, Columns, joined
 from tangograd.glm.rows import Rows, extremes, together
-from tangograd.glm.sums import Sums
+from tangograd.glm.sums import NO_PARTS, Sums
 from tangograd.glm.watch import Watch
+from tangograd.stream.glm_coded import add_strip
+from tangograd.stream.vectors import padded, zeros
 from tests.glm.simulated import FAMILIES, model_of, responses, shorten
 from tests.glm.test_engine import numbers
 
@@ -154,14 +156,24 @@ def test_sums_are_those_of_the_matrix():
     rng = np.random.default_rng(0)
     X, m = matrix(500), rng.normal(size=WIDTH)
     scores, fishers = rng.normal(size=500), rng.uniform(0, 1, 500)
+    weights = np.array([fishers, scores**2])
     z = np.c_[X.plain() - m, np.ones(500)]
+    inside = zeros(500, padded(len(PLACES) + 1))  # of the kernel
+    inside[:, : len(PLACES)], inside[:, len(PLACES)] = X.numbers - m[PLACES], 1.0
+    levels = X.levels(WIDTH)
+    own = np.where(X.codes < 0, len(levels), np.searchsorted(levels, X.codes))
     for intercept in (True, False):
         z[:, -1] = float(intercept)
         for full in (True, False):
             sums = Sums(1, WIDTH + 1, full)
-            sums.add_coded(X, m, np.array([fishers, scores**2]), intercept)
-            for found, weights in ((sums.fisher, fishers), (sums.meat, scores**2)):
-                expected = z.T @ (weights[:, None] * z)
+            parts = sums.coded_parts(X, m, intercept)
+            if full:
+                add_strip(inside, np.zeros_like(inside), own, weights, *parts)
+            else:
+                assert parts == NO_PARTS
+                sums.add_coded(X, m, weights, intercept)
+            for found, a in ((sums.fisher, fishers), (sums.meat, scores**2)):
+                expected = z.T @ (a[:, None] * z)
                 expected = expected if full else np.diag(expected)
                 assert np.abs(found - expected).max() < 1e-12 * np.abs(expected).max()
 
@@ -309,7 +321,7 @@ def test_sums_are_the_same_whenever_they_are_asked_for(short, monkeypatch):
     np.testing.assert_array_equal(model.sums.meat, other.sums.meat)
     monkeypatch.setattr(sums_module, "FOLD_ROWS", 1000)
     folded = fed("poisson", rows)
-    assert folded.sums._apart < 1000 < other.sums._apart
+    assert folded.sums._apart < 1000 + 512 < other.sums._apart
     np.testing.assert_allclose(folded.sums.fisher, other.sums.fisher, rtol=1e-11, atol=1e-9)
 
 

@@ -85,6 +85,21 @@ def test_mean_is_the_links_inverse(case):
 
 
 @every_target
+def test_a_factor_of_the_likelihood_apart(case, y):
+    """Rows are mistakes (of a loss above log 2) by the rest of the loss alone, for y of 0 and 1."""
+    for eta in [*ETAS, 0.0, -0.0, 1e-9, 710.0, -710.0]:
+        rest, factor, *others = compiled.parts(case.code, case.parameter, float(eta), float(y))
+        loss, *expected = point(case, eta, y)
+        assert others == expected
+        assert 0.5 <= factor <= 1
+        assert np.isclose(rest + np.log(factor), loss, rtol=1e-15, atol=1e-15)
+        if case.code == compiled.LOGIT and y in (0, 1):
+            assert (rest > compiled.LOG_TWO) == (eta < 0 if y else eta > 0)
+        if case.code != compiled.LOGIT:
+            assert factor == 1
+
+
+@every_target
 def test_score_is_the_derivative_of_the_loss(case, y):
     h = 1e-5
     for eta in ETAS:

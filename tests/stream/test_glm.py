@@ -12,6 +12,7 @@ from scipy.special import softmax
 from tangograd.stream import families, glm_sparse, tango
 from tangograd.stream import glm as kernel
 from tangograd.stream.glm_sparse import sparse_rows
+from tangograd.stream.vectors import padded
 
 FAMILIES = {
     "gaussian": (families.GAUSSIAN, 0.0),
@@ -107,10 +108,10 @@ class Problem:
             kernel.dense_rows(*family, self.X, *before, theta, v, C, S, scalars, *after)
         elif how == "single":
             parts = (theta[0], v[0], C[0], S[0])
-            z, weights = np.full((n, self.size + 3), np.nan), np.full((2, n), np.nan)
+            z, weights = np.full((n, padded(self.size)), np.nan), np.full((2, n), np.nan)
             after = (self.alpha, self.sampled, rng, z, weights)
             kernel.single_rows(*family, self.X, *before, *parts, scalars, *after)
-            assert np.isnan(z[:, self.size :]).all()
+            assert not z[:, self.size :].any()
             z = z[:, : self.size]
             kept = weights[1][:, None, None] * z[:, None] ** 2, weights[0][:, None, None, None]
             return (theta, v, C, S, scalars), kept[0], kept[1] * z[:, None, None] ** 2
@@ -299,6 +300,19 @@ def test_rows_cut_in_two_or_reordered_are_the_same_rows(family, how):
     assert largest_difference(state, expected) < 1e-11
 
 
+def test_rows_are_kept_in_padded_places_alone():
+    problem = Problem("logit")
+    theta, v, C, S, scalars = (a.ravel() for a in problem.state())
+    given = (problem.y, problem.w, problem.offset, np.arange(1), problem.m)
+    for columns in (problem.size, 2 * padded(problem.size)):
+        z = np.zeros((1, columns))
+        end = (0.0, False, np.random.default_rng(0), z, np.empty((2, 1)))
+        with pytest.raises(ValueError, match="as many columns as padded"):
+            kernel.single_rows(
+                problem.family, 0.0, problem.X, *given, theta, v, C, S, scalars, *end
+            )
+
+
 def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
     """Vector loops that store and add up at once must not fall back for close neighbours."""
     problem, allocations = Problem("logit", n=50, d=5, before=100), np.random.default_rng(0)
@@ -314,7 +328,7 @@ def test_the_place_of_arrays_in_memory_does_not_change_a_bit():
             problem.X,
             *(problem.y, problem.w, problem.offset, np.arange(50), problem.m.copy()),
             *(theta[0], v[0], C[0], S[0], scalars),
-            *(0.0, False, np.random.default_rng(0), np.empty((0, 6)), np.empty((2, 0))),
+            *(0.0, False, np.random.default_rng(0), np.empty((0, 8)), np.empty((2, 0))),
         )
         seen.add(theta.tobytes())
     assert len(seen) == 1
@@ -395,6 +409,19 @@ def test_a_rows_gamma_is_bounded(gamma, q, moved, expected):
     assert math.isclose(scalars[kernel.Q2], q * min(q, 1 / gamma), rel_tol=1e-15)
     assert math.isclose(scalars[kernel.NOISE], expected * q * q, rel_tol=1e-15)
     assert (scalars[kernel.WEIGHT], scalars[kernel.LOSS], scalars[kernel.PEARSON]) == (2, 1, 6)
+
+
+def test_factors_of_the_likelihood_share_logarithms():
+    """Of one weight, until it changes or their product would be no number; 1 says nothing."""
+    rng = np.random.default_rng(0)
+    for weights in (np.ones(3000), rng.choice([0.5, 2.0], 3000), rng.uniform(0.1, 3, 3000)):
+        factors = rng.choice([0.5, 0.7, 1.0, rng.random() / 2 + 0.5], 3000)
+        scalars, product, common = scalars_with(LOSS=7.0), 1.0, 1.0
+        for w, factor in zip(weights, factors, strict=True):
+            product, common = kernel.factored(scalars, w, factor, product, common)
+            assert product > 0.5 * kernel.SMALLEST
+        loss = scalars[kernel.LOSS] + common * math.log(product)
+        assert math.isclose(loss, 7 + weights @ np.log(factors), rel_tol=1e-13)
 
 
 @pytest.mark.parametrize("how", ["single", "dense", "sparse"])

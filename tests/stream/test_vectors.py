@@ -6,7 +6,9 @@ import sys
 
 import numpy as np
 
+from tangograd.stream.families import GAUSSIAN
 from tangograd.stream.gather import gather
+from tangograd.stream.glm import DT, GAMMA, INTERCEPT, RENEWAL, ROWS, SCALARS, single_rows
 from tangograd.stream.outer import add_outer, symmetric
 from tangograd.stream.vectors import WIDTH, padded
 
@@ -29,7 +31,7 @@ print(computed().hex())
 
 
 def computed():
-    """Of rows gathered from columns, the sums of outer products, as bytes."""
+    """Rows gathered from columns, the sums of their outer products, and a recursion, as bytes."""
     rng = np.random.default_rng(0)
     columns = [rng.normal(size=500) for _ in range(21)]
     rows, weights = np.flatnonzero(rng.random(500) < 0.9), rng.uniform(size=(2, 500))
@@ -40,7 +42,16 @@ def computed():
     z[:, :21] = matrix
     totals = np.zeros((2, z.shape[1], z.shape[1]))
     add_outer(np.ascontiguousarray(weights[:, : len(rows)]), z, totals)
-    return matrix.tobytes() + b"".join(symmetric(total, 21).tobytes() for total in totals)
+    state = [np.full(22, number) for number in (0.1, 0.2, 0.3, 1.0)]
+    scalars = np.zeros(SCALARS)
+    scalars[[ROWS, RENEWAL, GAMMA, DT, INTERCEPT]] = 10, 1e9, 1e-3, 0.1, 1
+    nothing = (0.0, False, rng, np.empty((0, 24)), np.empty((2, 0)))
+    y, ones, zeros = weights[0].copy(), np.ones(500), np.zeros(500)
+    # without a link there is no function of the system's library, which may know the processor
+    given = (y, ones, zeros, np.arange(len(rows)), np.full(21, 0.1))
+    single_rows(GAUSSIAN, 0.0, matrix, *given, *state, scalars, *nothing)
+    parts = [matrix, *(symmetric(total, 21) for total in totals), *state]
+    return b"".join(part.tobytes() for part in parts)
 
 
 def test_vectors_of_four_give_the_same_bits(tmp_path):

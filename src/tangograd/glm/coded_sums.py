@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, cast
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.coded import Coded
-from tangograd.stream.glm_coded import coded_products
 from tangograd.stream.outer import symmetric
 from tangograd.stream.vectors import padded, zeros
 
@@ -38,18 +35,10 @@ class CodedSums:
         self._cross = zeros(2 * levels, size).reshape(2, levels, size)
         self._pairs = np.zeros((2, levels, levels))
 
-    def add(self, X: Coded, weights: Array) -> None:
-        """Further rows, with their w f and (w s)², shape (2, n)."""
-        cast(Any, coded_products)(
-            X.numbers,
-            X.codes,
-            self.levels,
-            self.m[self.places],
-            weights,
-            self._products,
-            self._cross,
-            self._pairs,
-        )
+    @property
+    def parts(self) -> tuple[Array, Array, Array]:
+        """What they are made of, for :func:`tangograd.stream.glm_coded.coded_rows` to add to."""
+        return self._products, self._cross, self._pairs
 
     def grow(self, columns: int) -> None:
         """More levels, after all columns; they are centred at 0."""

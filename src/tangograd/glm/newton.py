@@ -14,7 +14,8 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Rows, extremes
 from tangograd.glm.sums import Sums, respond, weighted_powers
-from tangograd.stream.glm import LOG_TWO, MULTINOMIAL
+from tangograd.stream.families import LOG_TWO
+from tangograd.stream.glm import MULTINOMIAL
 
 Array = NDArray[np.float64]
 

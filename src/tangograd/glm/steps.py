@@ -8,6 +8,7 @@ import numpy as np
 
 from tangograd.glm.coded import Coded
 from tangograd.glm.rows import Rows, blocks, is_sparse
+from tangograd.glm.sums import NO_PARTS
 from tangograd.stream import glm as kernel
 from tangograd.stream.glm_coded import coded_rows
 from tangograd.stream.glm_sparse import sparse_rows
@@ -53,8 +54,10 @@ def _several(model: OnePass, block: Rows) -> None:
 
 def _coded(model: OnePass, block: Rows) -> None:
     """The same for rows of numbers and levels."""
-    X, sums = block.X, model.sums
-    weights = np.empty((2, 0 if sums is None else len(block)))
+    X, sums, m = block.X, model.sums, model.at.m
+    diagonal = sums is not None and not sums.full
+    weights = np.empty((2, len(block) if diagonal else 0))
+    parts = NO_PARTS if sums is None else sums.coded_parts(X, m, model.intercept)
     dense = np.append(X.places, model.columns)
     levels = X.levels(model.columns)
     cast(Any, coded_rows)(
@@ -67,16 +70,17 @@ def _coded(model: OnePass, block: Rows) -> None:
         block.y,
         block.w,
         block.offset,
-        model.at.m,
+        m,
         *(part[0] for part in (model.theta, model.v, model.C, model.S)),
         model.scalars,
         model.alpha,
         model.sampled,
         model.rng,
         weights,
+        *parts,
     )
-    if sums is not None:
-        sums.add_coded(X, model.at.m, weights, model.intercept)
+    if sums is not None and diagonal:
+        sums.add_coded(X, m, weights, model.intercept)
 
 
 def _arguments(model: OnePass, block: Rows) -> tuple[Any, ...]:

@@ -25,6 +25,7 @@ FAR = 1e3
 #: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
 STRIP_BYTES = 1 << 18
 STRIP_ROWS = 256  # but at least
+NO_PARTS = (np.empty((0, 0, 0)),) * 3
 #: sums that are kept apart are put to the others after so many rows
 FOLD_ROWS = 1 << 20
 
@@ -108,31 +109,34 @@ class Sums:
         For covariances: of a stream, whose θ moves, the sum of the gradients says nothing.
         """
         if self.full:
+            self._count(len(z))
             if self._outer is None:
                 self._outer = np.zeros((2, z.shape[1], z.shape[1]))
             cast(Any, add_outer)(weights, z, self._outer)
-            self._count(len(z))
         else:
             fisher, meat = weights @ z[:, : self.size] ** 2
             self._fisher += fisher
             self._meat += meat
 
-    def add_coded(self, X: Coded, m: Array, weights: Array, intercept: bool) -> None:
-        """Rows of one output with numbers and levels; for covariances, as the above."""
+    def coded_parts(self, X: Coded, m: Array, intercept: bool) -> tuple[Array, Array, Array]:
+        """What the kernel for rows of numbers and levels adds to; nothing for diagonals."""
         if not self.full:
-            self._fisher += coded_squares(X, m, weights[0], intercept)
-            self._meat += coded_squares(X, m, weights[1], intercept)
-            return
+            return NO_PARTS
+        self._count(len(X.codes))
         if self._coded is None:
             self._coded = CodedSums(X, m, intercept)
-        self._coded.add(X, weights)
-        self._count(weights.shape[1])
+        return self._coded.parts
+
+    def add_coded(self, X: Coded, m: Array, weights: Array, intercept: bool) -> None:
+        """To diagonals, rows of one output with numbers and levels; as ``add_single``."""
+        self._fisher += coded_squares(X, m, weights[0], intercept)
+        self._meat += coded_squares(X, m, weights[1], intercept)
 
     def _count(self, rows: int) -> None:
-        """After so many rows put their own sums to the others, lest rounding adds up."""
-        self._apart += rows
+        """Further rows come; after many, their sums go to the others, lest rounding adds up."""
         if self._apart >= FOLD_ROWS:
             self._fold()
+        self._apart += rows
 
     def _fold(self) -> None:
         """Put all sums to the others."""

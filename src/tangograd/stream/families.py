@@ -2,7 +2,8 @@
 
 ``point(family, parameter, η, y)`` is the loss, the score ``s = ∂loss/∂η`` and the Fisher weight
 ``f``, the expectation over y of ``∂²loss/∂η²``; the loss is half the deviance up to a function of y
-(the dispersion φ cancels in the estimates and is left out).
+(the dispersion φ cancels in the estimates and is left out). ``parts`` is the same but for a factor
+of the likelihood, of which many rows may have one logarithm.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import numpy as np
 from numba import njit
 
 GAUSSIAN, LOGIT, PROBIT, CLOGLOG, POISSON, GAMMA, NEGATIVE_BINOMIAL, TWEEDIE = range(8)
+
+LOG_TWO = math.log(2)
 
 #: exp(η) stays a number, and no real mean is that far
 _LARGEST = 50.0
@@ -35,14 +38,31 @@ def _mills(z):  # type: ignore[no-untyped-def]
 
 
 @njit(cache=True, error_model="numpy")
-def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
-    """Loss, score and Fisher weight of one row; see the module."""
+def parts(family, parameter, eta, y):  # type: ignore[no-untyped-def]
+    """``loss - log(factor)``, the factor (½ … 1), score and Fisher weight of one row.
+
+    The first is above log 2 where the loss is, for y of 0 and 1.
+    """
     if family == LOGIT:
         e = math.exp(-abs(eta))
         inverse = 1 / (1 + e)
         p = inverse if eta >= 0 else e * inverse
-        # log(1 + e) is off by 1e-16 at most, and twice as quick as log1p
-        return math.log(1 + e) + max(eta, 0.0) - y * eta, p - y, e * inverse * inverse
+        rest = max(eta, 0.0) - y * eta  # 0 where y is what is likely, and then log 2 exactly
+        return rest + LOG_TWO, 0.5 + 0.5 * e, p - y, e * inverse * inverse
+    loss, s, f = _other_point(family, parameter, eta, y)
+    return loss, 1.0, s, f
+
+
+@njit(cache=True, error_model="numpy")
+def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
+    """Loss, score and Fisher weight of one row; see the module."""
+    rest, factor, s, f = parts(family, parameter, eta, y)
+    return (rest if factor == 1 else rest + math.log(factor)), s, f
+
+
+@njit(cache=True, error_model="numpy")
+def _other_point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
+    """The same of the families without such a factor."""
     if family == GAUSSIAN:
         return 0.5 * (eta - y) * (eta - y), eta - y, 1.0
     if family == POISSON:

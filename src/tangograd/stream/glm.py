@@ -29,8 +29,9 @@ import numpy as np
 from numba import njit
 
 from tangograd.stream.families import GAMMA as GAMMA_FAMILY
-from tangograd.stream.families import GAUSSIAN, TWEEDIE, draw, point
-from tangograd.stream.vectors import fetch_row
+from tangograd.stream.families import GAUSSIAN, LOG_TWO, TWEEDIE, draw, parts, point
+from tangograd.stream.recursion import learn, predict, put, taken
+from tangograd.stream.vectors import fetch_row, zeros
 
 #: the state's scalars, in one array
 (
@@ -56,7 +57,6 @@ from tangograd.stream.vectors import fetch_row
 SCALARS = 18
 
 MULTINOMIAL = -1
-LOG_TWO = math.log(2)
 #: the families whose dispersion is estimated
 FREE = (GAUSSIAN, GAMMA_FAMILY, TWEEDIE)
 BOUND = 3.0
@@ -65,9 +65,8 @@ GROWTH = 1.05
 LARGEST = 0.5
 #: the penalty is applied whenever γ times the rows since then reaches this
 STRIDE = 0.05
-#: numbers between an array and its neighbours in memory: compiled loops that fill it look whether
-#: others are too close to be taken several at once, and would add them up in another order
-APART = 64
+#: a product of factors of the likelihood that is still a number, with another one too
+SMALLEST = 1e-200
 #: rows between one that is learned from and one that is fetched from memory
 FETCHED = 8
 #: sums may be reordered, NaN and infinity stay what they are
@@ -103,6 +102,23 @@ def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-de
     scalars[MISTAKES] += loss > LOG_TWO
     scalars[PEARSON] += w * pearson
     return gamma
+
+
+@njit(cache=True, error_model="numpy")
+def factored(scalars, w, factor, product, common):  # type: ignore[no-untyped-def]
+    """Take in a factor of the likelihood, to the power w.
+
+    Logarithms are slow, and so are those of products: of the factors of rows with one weight.
+
+    Returns:
+        their product, and this weight.
+    """
+    if factor == 1:
+        return product, common
+    if w == common and product > SMALLEST:
+        return product * factor, common
+    scalars[LOSS] += common * math.log(product)
+    return factor, w
 
 
 @njit(cache=True, error_model="numpy")
@@ -213,6 +229,12 @@ def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-de
     _schedule_penalty(scalars)
 
 
+@njit(cache=True, error_model="numpy")
+def _flat(part, d):  # type: ignore[no-untyped-def]
+    """The coefficients of one output, as ``renew`` and ``penalise`` want them."""
+    return part[: d + 1].reshape(1, -1)
+
+
 @njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
 def single_rows(  # type: ignore[no-untyped-def]
     family,
@@ -234,58 +256,51 @@ def single_rows(  # type: ignore[no-untyped-def]
     z,
     weights,
 ):
-    """``dense_rows`` of one output, in half the time: the arrays have one dimension less.
+    """``dense_rows`` of one output, in vectors.
 
     Instead of scores and Fisher matrices it keeps what their sums over rows are made of, unless
-    these are empty: ``z`` gets ``[x - m, 1]`` of each row, shape (n, d + 1 or more), and
+    these are empty: ``z`` gets ``[x - m, 1]`` of each row and zeros, shape (n, padded(d + 1)), and
     ``weights`` gets w f and (w s)², shape (2, n).
     """
-    d = X.shape[1]
-    x = np.empty(d + 2 * APART)[APART : APART + d]
+    d, every = X.shape[1], np.arange(X.shape[1] + 1)
+    theta_x, v_x, C_x, S_x = taken(theta, every), taken(v, every), taken(C, every), taken(S, every)
+    m_x = zeros(1, len(theta_x))[0]
+    m_x[:d], m_x[d] = m, -1.0
     keeping, free = len(z) > 0, family in FREE
-    one = scalars[INTERCEPT]
+    if not keeping:
+        z = zeros(1, len(theta_x))
+    if z.shape[1] != len(theta_x):
+        raise ValueError("z has not as many columns as padded coefficients")
+    product, common = 1.0, 1.0
     for n in range(len(order)):
-        row = order[n]
+        row, here = order[n], n if keeping else 0
         fetch_row(X, order[min(n + FETCHED, len(order) - 1)])
         k = scalars[ROWS] + 1
         scalars[ROWS] = k
-        keep, dt = 1 - scalars[DT], 1 / k
-        eta, t, q = theta[d] + offset[n], v[d], C[d]
-        for j in range(d):
-            x_j = X[row, j] - m[j]
-            x[j] = x_j
-            eta += x_j * theta[j]
-            t += x_j * v[j]
-            q += C[j] * x_j * x_j
-        loss, s, f = point(family, parameter, eta, y[n])
-        weight = w[n]
-        f_hat = pseudo_fisher(family, parameter, eta, scalars, rng) if sampled else f
+        keep, dt, weight = 1 - scalars[DT], 1 / k, w[n]
+        eta, t, q = predict(X, row, m_x, theta_x, v_x, C_x, z, here)
+        rest, factor, s, f = parts(family, parameter, eta + offset[n], y[n])
+        product, common = factored(scalars, weight, factor, product, common)
+        f_hat = f
+        if sampled:
+            f_hat = pseudo_fisher(family, parameter, eta + offset[n], scalars, rng)
         a = weight * (s - f_hat * keep * t)
         fq = weight * f_hat * q
         pearson = s * s / f if free and f > 0 else 0.0
         moved = 0.0 if family == GAUSSIAN else abs(a) * q
-        a *= rate(scalars, weight, loss, fq, fq * fq, pearson, moved)
-        f *= weight
-        for j in range(d):
-            v_j = keep * v[j] + a * C[j] * x[j]
-            v[j] = v_j
-            theta[j] -= dt * v_j
-            S[j] += f * x[j] * x[j]
-        v[d] = keep * v[d] + a * C[d]
-        theta[d] -= dt * v[d]
-        S[d] += f
+        a *= rate(scalars, weight, rest, fq, fq * fq, pearson, moved)
+        learn(z, here, keep, a, dt, weight * f, theta_x, v_x, C_x, S_x)
         scalars[DT] = dt
         if keeping:
-            weights[0, n], weights[1, n] = f, (weight * s) ** 2
-            for j in range(d):
-                z[n, j] = x[j]
-            z[n, d] = one
+            weights[0, n], weights[1, n] = weight * f, (weight * s) ** 2
+            z[n, d] = scalars[INTERCEPT]
         if alpha > 0 and k >= scalars[PENALTY]:
-            penalise(
-                scalars, theta.reshape(1, -1), v.reshape(1, -1), C.reshape(1, -1), alpha, family
-            )
+            penalise(scalars, _flat(theta_x, d), _flat(v_x, d), _flat(C_x, d), alpha, family)
         if k >= scalars[RENEWAL]:
-            renew(scalars, S.reshape(1, -1), C.reshape(1, -1), alpha)
+            renew(scalars, _flat(S_x, d), _flat(C_x, d), alpha)
+    scalars[LOSS] += common * math.log(product)
+    for part, whole in ((theta_x, theta), (v_x, v), (C_x, C), (S_x, S)):
+        put(part, every, whole)
 
 
 @njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)

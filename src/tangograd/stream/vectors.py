@@ -15,7 +15,7 @@ import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 WIDEST = 8
 #: numbers in a vector, of which a processor with such vectors has 32 (and others 16 of half of it)
@@ -34,6 +34,7 @@ _MASK = ir.VectorType(ir.IntType(1), WIDTH)
 _INTEGERS = ir.VectorType(INTEGER, WIDTH)
 
 
+@register_jitable
 def padded(size: int) -> int:
     """The columns that a matrix needs for so many numbers: whole vectors of any processor.
 
@@ -58,10 +59,21 @@ def zeros(rows, columns):  # type: ignore[no-untyped-def]
 
 
 class Array:
-    """A C-contiguous array of one or two dimensions and 64 bits a number, that an intrinsic got."""
+    """A C-contiguous array of one or two dimensions and 64 bits a number, that an intrinsic got.
 
-    def __init__(self, context: Any, builder: Any, kind: Any, value: Any) -> None:
-        if kind.layout != "C" or kind.dtype.bitwidth != 64:
+    Args:
+        context: of the compilation.
+        builder: of the function.
+        kind: the array's type.
+        value: the array.
+        single: it has floating numbers, maybe of 32 bits, for ``read_first``.
+    """
+
+    def __init__(
+        self, context: Any, builder: Any, kind: Any, value: Any, *, single: bool = False
+    ) -> None:
+        fits = kind.dtype in (types.float64, types.float32) if single else kind.dtype.bitwidth == 64
+        if kind.layout != "C" or not fits:
             raise TypeError(f"an array of another layout or type: {kind}")
         array = context.make_array(kind)(context, builder, value)
         self.builder, self.data = builder, array.data
@@ -81,6 +93,18 @@ class Array:
         place = self.builder.bitcast(self.place(row, column), VECTOR.as_pointer())
         return self.builder.load(place, align=8)
 
+    def read_first(self, row: Any, column: Any, count: Any) -> Any:
+        """So many numbers from an element on, or all of a vector if there are more; then zeros."""
+        b, place = self.builder, self.place(row, column)
+        kind = ir.VectorType(place.type.pointee, WIDTH)
+        load = ir.FunctionType(kind, [kind.as_pointer(), _SHORT, _MASK, kind])
+        bits = 32 if kind.element == ir.FloatType() else 64
+        read = _function(b, load, f"llvm.masked.load.v{WIDTH}f{bits}.p0")
+        nothing = ir.Constant(kind, [0.0] * WIDTH)
+        place = b.bitcast(place, kind.as_pointer())
+        vector = b.call(read, [place, _SHORT(bits // 8), self._first(count), nothing])
+        return vector if kind == VECTOR else b.fpext(vector, VECTOR)
+
     def write(self, vector: Any, row: Any, column: Any) -> None:
         """Put a vector there."""
         place = self.builder.bitcast(self.place(row, column), VECTOR.as_pointer())
@@ -90,10 +114,14 @@ class Array:
         """Put so many of its first elements there, or all if it has no more."""
         kind = ir.FunctionType(ir.VoidType(), [VECTOR, VECTOR.as_pointer(), _SHORT, _MASK])
         store = _function(self.builder, kind, f"llvm.masked.store.v{WIDTH}f64.p0")
-        b, numbers = self.builder, ir.Constant(_INTEGERS, list(range(WIDTH)))
-        mask = b.icmp_signed("<", numbers, repeated(b, count))
+        b = self.builder
         place = b.bitcast(self.place(row, column), VECTOR.as_pointer())
-        b.call(store, [vector, place, _SHORT(8), mask])
+        b.call(store, [vector, place, _SHORT(8), self._first(count)])
+
+    def _first(self, count: Any) -> Any:
+        """Which elements of a vector are the first so many."""
+        b, numbers = self.builder, ir.Constant(_INTEGERS, list(range(WIDTH)))
+        return b.icmp_signed("<", numbers, repeated(b, count))
 
 
 def constant(number: int) -> Any:
@@ -113,6 +141,24 @@ def plus_product(builder: Any, x: Any, y: Any, z: Any) -> Any:
     """``x y + z``, rounded once."""
     kind = ir.FunctionType(VECTOR, [VECTOR] * 3)
     return builder.call(_function(builder, kind, f"llvm.fma.v{WIDTH}f64"), [x, y, z])
+
+
+def total(builder: Any, vectors: list[Any]) -> Any:
+    """The sum of the numbers of WIDEST / WIDTH vectors, in an order that WIDTH does not change."""
+    halves = list(vectors)
+    while len(halves) > 1:
+        some = len(halves) // 2
+        halves = [builder.fadd(halves[k], halves[k + some]) for k in range(some)]
+    vector, width = halves[0], WIDTH
+    while width > 1:
+        width //= 2
+        nothing = ir.Constant(vector.type, ir.Undefined)
+        low, high = (
+            builder.shuffle_vector(vector, nothing, _places(list(range(first, first + width))))
+            for first in (0, width)
+        )
+        vector = builder.fadd(low, high)
+    return builder.extract_element(vector, _SHORT(0))
 
 
 def read_at(builder: Any, address: Any) -> Any:
@@ -164,7 +210,7 @@ def transposed(builder: Any, rows: list[Any]) -> list[Any]:
 
 
 def _places(numbers: list[int]) -> Any:
-    return ir.Constant(ir.VectorType(_SHORT, WIDTH), numbers)
+    return ir.Constant(ir.VectorType(_SHORT, len(numbers)), numbers)
 
 
 def _function(builder: Any, kind: Any, name: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 Source = TypeVar("Source")
 Item = TypeVar("Item")
 WAIT = 0.05  # seconds, between looks at whether to stop
-AHEAD = 3
+AHEAD = 2
 
 
 class Ahead(Generic[Source, Item]):

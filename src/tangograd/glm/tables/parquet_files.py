@@ -18,7 +18,7 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.tables.tables import Batch, check_names, normal
 
 MOST_ROWS = 1 << 16
-PAGE_BUFFER = 1 << 18  # without it whole columns of a row group are held, however large it is
+PAGE_BUFFER = 1 << 15  # without it whole columns of a row group are held, however large it is
 #: one thread waits for the disk at every page, unless the system was told so many bytes before
 TOLD = 1 << 25
 TOLD_AT_ONCE = 1 << 20  # of more it may take no notice
