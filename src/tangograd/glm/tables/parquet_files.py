@@ -82,10 +82,10 @@ class ParquetPart:
     def _announced(self, batches: Iterator[Batch]) -> Iterator[Batch]:
         """Have the system read the file, in time."""
         with self.path.open("rb") as file:
-            told, read = 0, 0
+            told, read, size = 0, 0, self.size
             while True:
                 with suppress(OSError):  # a system that takes no advice
-                    for start in range(told, min(read + TOLD, self.size), TOLD_AT_ONCE):
+                    for start in range(told, min(read + TOLD, size), TOLD_AT_ONCE):
                         told = start + TOLD_AT_ONCE
                         os.posix_fadvise(file.fileno(), start, TOLD_AT_ONCE, os.POSIX_FADV_WILLNEED)
                 batch = next(batches, None)
