@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,6 +11,7 @@ from numpy.typing import NDArray
 from tangograd.glm.families import Family
 from tangograd.glm.rows import Rows
 from tangograd.stream.glm import MULTINOMIAL
+from tangograd.stream.moments import moments
 
 Array = NDArray[np.float64]
 
@@ -44,19 +46,20 @@ class Tally:
         if self.family.code != MULTINOMIAL:
             self._add_offsets(blocks)
         for block in blocks:
-            before, weight = self.weight, float(block.w.sum())
+            before = self.weight
             self.rows += len(block)
-            self.weight += weight
             if self.family.code == MULTINOMIAL:
+                self.weight += float(block.w.sum())
                 self.classes += np.bincount(
                     block.y.astype(np.int64), block.w, minlength=len(self.classes)
                 )
                 continue
-            total = float(block.w @ block.y)
-            mean = total / weight
-            self.variation += float(block.w @ (block.y - mean) ** 2)
+            weight, total, variation = cast(Any, moments)(block.y, block.w)
+            self.weight += weight
+            self.variation += variation
             if before > 0:
-                self.variation += before * weight / self.weight * (mean - self.total / before) ** 2
+                apart = total / weight - self.total / before
+                self.variation += before * weight / self.weight * apart**2
             self.total += total
             self.saturated += self.family.sum_saturated(block.y, block.w)
             self.base += self.family.sum_base(block.y, block.w)

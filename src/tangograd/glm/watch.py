@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
+from tangograd.stream.moments import with_neighbours
 
 #: correlation of neighbouring targets beyond which a stream counts as sorted
 SORTED = 0.9
@@ -85,10 +87,9 @@ class Watch:
     def _neighbours(self, y: NDArray[np.float64]) -> None:
         if self._last is None:
             self._origin = float(y[0])  # or squares of targets far from 0 would cancel
-        y = y - self._origin
         before, pairs = (0.0, len(y) - 1) if self._last is None else (self._last, len(y))
-        self._sums += np.array([y.sum(), y @ y, y[1:] @ y[:-1] + before * y[0], pairs])
-        self._last = float(y[-1])
+        self._sums += (*cast(Any, with_neighbours)(y, self._origin, before), pairs)
+        self._last = float(y[-1]) - self._origin
 
     def constant(self) -> list[int]:
         """Columns that never varied."""

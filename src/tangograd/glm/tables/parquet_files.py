@@ -17,7 +17,9 @@ import pyarrow.parquet as pq
 from tangograd.glm.errors import DataError
 from tangograd.glm.tables.tables import Batch, check_names, normal
 
-MOST_ROWS = 1 << 16
+#: for each batch the columns' dictionaries have to come to the processor's cache again, so of fewer
+#: rows each takes longer; of more there is not room for several
+MOST_ROWS = 1 << 17
 PAGE_BUFFER = 1 << 15  # without it whole columns of a row group are held, however large it is
 #: one thread waits for the disk at every page, unless the system was told so many bytes before
 TOLD = 1 << 25
