@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from numba import njit
 
-from tangograd.stream.recursion import learn, predict, put, taken
+from tangograd.stream.recursion import centre_of, learn, predict, put, taken, widened
 from tangograd.stream.vectors import WIDEST, padded
 
 SIZES = [0, 1, 2, 6, 7, 8, 15, 20, 50]
@@ -34,8 +34,9 @@ def rows(d, n=3, dtype=np.float64):
 @pytest.mark.parametrize("dtype", [np.float64, np.float32])
 @pytest.mark.parametrize("d", SIZES)
 def test_predictions(d, dtype):
-    X, m, (theta, v, C, _) = rows(d, dtype=dtype), np.zeros(padded(d + 1)), state(d)
-    m[:d], m[d] = np.random.default_rng(1).normal(size=d), -1.0
+    X, (theta, v, C, _) = rows(d, dtype=dtype), state(d)
+    m = centre_of(np.random.default_rng(1).normal(size=d))
+    assert len(m) == padded(d + 1)
     z = np.full((2, padded(d + 1)), np.nan)
     found = predicted(X, 1, m, theta, v, C, z, 1)
     x = np.zeros(padded(d + 1))
@@ -91,6 +92,7 @@ def test_other_layouts_and_types_are_refused():
 
 
 def test_elements_are_taken_and_put_back():
+    assert np.array_equal(widened(np.arange(9.0)), [*range(9), *[0] * 7])
     whole, places = np.arange(20.0), np.array([3, 7, 1])
     part = taken(whole, places)
     assert np.array_equal(part, [3, 7, 1, 0, 0, 0, 0, 0])

@@ -30,7 +30,7 @@ from numba import njit
 
 from tangograd.stream.families import GAMMA as GAMMA_FAMILY
 from tangograd.stream.families import GAUSSIAN, LOG_TWO, TWEEDIE, draw, parts, point
-from tangograd.stream.recursion import learn, predict, put, taken
+from tangograd.stream.recursion import centre_of, learn, predict, widened
 from tangograd.stream.vectors import fetch_row, zeros
 
 #: the state's scalars, in one array
@@ -262,10 +262,9 @@ def single_rows(  # type: ignore[no-untyped-def]
     these are empty: ``z`` gets ``[x - m, 1]`` of each row and zeros, shape (n, padded(d + 1)), and
     ``weights`` gets w f and (w s)², shape (2, n).
     """
-    d, every = X.shape[1], np.arange(X.shape[1] + 1)
-    theta_x, v_x, C_x, S_x = taken(theta, every), taken(v, every), taken(C, every), taken(S, every)
-    m_x = zeros(1, len(theta_x))[0]
-    m_x[:d], m_x[d] = m, -1.0
+    d = X.shape[1]
+    theta_x, v_x, C_x, S_x = widened(theta), widened(v), widened(C), widened(S)
+    m_x = centre_of(m)
     keeping, free = len(z) > 0, family in FREE
     if not keeping:
         z = zeros(1, len(theta_x))
@@ -299,8 +298,8 @@ def single_rows(  # type: ignore[no-untyped-def]
         if k >= scalars[RENEWAL]:
             renew(scalars, _flat(S_x, d), _flat(C_x, d), alpha)
     scalars[LOSS] += common * math.log(product)
-    for part, whole in ((theta_x, theta), (v_x, v), (C_x, C), (S_x, S)):
-        put(part, every, whole)
+    for j in range(d + 1):
+        theta[j], v[j], C[j], S[j] = theta_x[j], v_x[j], C_x[j], S_x[j]
 
 
 @njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)

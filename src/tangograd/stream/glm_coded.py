@@ -32,8 +32,8 @@ from tangograd.stream.glm import (
 )
 from tangograd.stream.glm_sparse import centre, fold
 from tangograd.stream.outer import STRIP, add_products, spread
-from tangograd.stream.recursion import learn, predict, put, taken
-from tangograd.stream.vectors import padded, zeros
+from tangograd.stream.recursion import centre_of, learn, predict, put, taken
+from tangograd.stream.vectors import zeros
 
 #: numbers between an array and its neighbours in memory: compiled loops that fill it look whether
 #: others are too close to be taken several at once, and would add them up in another order
@@ -107,10 +107,7 @@ def coded_rows(  # type: ignore[no-untyped-def]
         level_of[levels[level] + 1] = level
     p, free = numbers.shape[1], family in FREE
     keeping, summing = weights.shape[1] > 0, len(products) > 0
-    m_x = zeros(1, padded(p + 1))[0]
-    m_x[p] = -1.0
-    for j in range(p):
-        m_x[j] = m[dense[j]]
+    m_x = centre_of(taken(m, dense[:p])[:p])
     if summing and (products.shape[1] != len(m_x) or cross.shape[1] <= none):
         raise ValueError("the sums are not of these numbers and levels")
     strip = STRIP if summing else 1

@@ -37,7 +37,7 @@ def _predict(
         typing: of numba.
         X: rows of numbers, float64 or float32.
         row: which of them.
-        m: what they are centred at, and then -1 for the intercept.
+        m: what they are centred at, as ``centre_of`` has it.
         theta: θ.
         v: the velocity.
         C: the diagonal of C.
@@ -119,6 +119,25 @@ def _learn(
 
 predict: Any = intrinsic(_predict)
 learn: Any = intrinsic(_learn)
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def centre_of(m):  # type: ignore[no-untyped-def]
+    """What ``predict`` centres a row at: at m, and the intercept, which is not there, at -1."""
+    centre = zeros(1, padded(len(m) + 1))[0]
+    for j in range(len(m)):
+        centre[j] = m[j]
+    centre[len(m)] = -1.0
+    return centre
+
+
+@njit(cache=True, error_model="numpy", nogil=True)
+def widened(whole):  # type: ignore[no-untyped-def]
+    """A copy, padded."""
+    part = zeros(1, padded(len(whole)))[0]
+    for i in range(len(whole)):
+        part[i] = whole[i]
+    return part
 
 
 @njit(cache=True, error_model="numpy", nogil=True)
