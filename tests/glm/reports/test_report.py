@@ -244,6 +244,19 @@ def test_pictures_are_those_that_can_be_drawn(case, expected):
     assert [figure["id"] for figure in Page(rendered(case)).all("figure")] == expected
 
 
+@pytest.mark.parametrize(
+    ("learned", "words"),
+    [
+        ({"converged": True}, "rows to convergence."),
+        ({"passes": 3}, "rows in 3 passes."),
+        ({"passes": 3, "converged": True}, "rows to convergence."),
+    ],
+)
+def test_page_says_how_the_rows_were_learned_from(learned, words):
+    text = Page(render_report(fitted(**learned), source={})).text
+    assert f"learned from 12,345 {words}" in text
+
+
 def test_hostile_names_are_text():
     page = Page(rendered("hostile names"))
     assert "</svg></style><script>alert(1)</script>" in page.words

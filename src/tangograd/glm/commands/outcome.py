@@ -15,7 +15,7 @@ from tangograd.glm.commands.preparation import Counts
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.reports.report import LABELS, PERCENT
 from tangograd.glm.reports.summary import Summary
-from tangograd.glm.reports.wording import UNKNOWN, model_words, number, plural, printable
+from tangograd.glm.reports.wording import UNKNOWN, effort, model_words, number, plural, printable
 
 WIDTH = 80
 
@@ -81,15 +81,13 @@ class Outcome:
 
     def _rows(self) -> str:
         fitted, counts = self.fitted, self.counts
-        passes = "one pass" if fitted.passes == 1 else f"{fitted.passes} passes"
-        how = "to convergence" if fitted.converged else f"in {passes}"
         held = f"{plural(counts.held, 'row')} held out (--holdout {self.options.holdout:g})"
         dropped = sum(counts.dropped.values())
         missing = f", {dropped:,} left out for missing values" if dropped else ""
         return (
             f"{'Interrupted: learned' if self.interrupted else 'Learned'} from "
-            f"{plural(fitted.rows, 'row')} {how}; {held if counts.held else 'none held out'}"
-            f"{missing}."
+            f"{plural(fitted.rows, 'row')} {effort(fitted)}; "
+            f"{held if counts.held else 'none held out'}{missing}."
         )
 
     def _metrics(self, evaluation: Evaluation) -> Iterator[str]:

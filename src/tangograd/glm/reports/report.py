@@ -11,7 +11,7 @@ from tangograd.glm.fitted import Fitted
 from tangograd.glm.reports.metrics import HeldOut
 from tangograd.glm.reports.pictures import Picture, pictures
 from tangograd.glm.reports.summary import Summary
-from tangograd.glm.reports.wording import UNKNOWN, html, model_words, number, plural
+from tangograd.glm.reports.wording import UNKNOWN, effort, html, model_words, number, plural
 
 __all__ = ["HeldOut", "render_report", "write_report"]
 
@@ -199,9 +199,8 @@ def _headline(fitted: Fitted, source: Mapping[str, str]) -> str:
     data = f" of {html(source['data'])}" if source.get("data") else ""
     columns = len([name for name in fitted.names if name != "intercept"])
     on = f" on {plural(columns, 'column')}" if columns else ""
-    passes = "one pass" if fitted.passes == 1 else f"{fitted.passes} passes"
     rows = plural(fitted.rows, "row")
-    return f"{article} {words}{target}{on}, learned from {rows}{data} in {passes}."
+    return f"{article} {words}{target}{on}, learned from {rows}{data} {effort(fitted)}."
 
 
 def _verdict(fitted: Fitted, metrics: Mapping[str, float | None]) -> str:

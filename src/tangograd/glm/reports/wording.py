@@ -33,6 +33,18 @@ def model_words(fitted: Fitted) -> str:
     return _REGRESSIONS.get((fitted.family, fitted.link), f"{family} regression")
 
 
+def effort(fitted: Fitted) -> str:
+    """How often the rows were learned from, in words.
+
+    >>> import numpy as np
+    >>> effort(Fitted("gamma", "log", ("a",), np.ones(1), 9, 9.0, 1.0, 0.0, 0.0, 0.0, False))
+    'in one pass'
+    """
+    if fitted.converged:
+        return "to convergence"
+    return "in one pass" if fitted.passes == 1 else f"in {fitted.passes} passes"
+
+
 def plural(count: int, noun: str) -> str:
     """The number and its noun.
 
