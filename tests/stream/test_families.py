@@ -86,17 +86,23 @@ def test_mean_is_the_links_inverse(case):
 
 @every_target
 def test_a_factor_of_the_likelihood_apart(case, y):
-    """Rows are mistakes (of a loss above log 2) by the rest of the loss alone, for y of 0 and 1."""
     for eta in [*ETAS, 0.0, -0.0, 1e-9, 710.0, -710.0]:
         rest, factor, *others = compiled.parts(case.code, case.parameter, float(eta), float(y))
         loss, *expected = point(case, eta, y)
         assert others == expected
-        assert 0.5 <= factor <= 1
+        assert 1 <= factor <= (2 if case.code == compiled.LOGIT else 1)
         assert np.isclose(rest + np.log(factor), loss, rtol=1e-15, atol=1e-15)
-        if case.code == compiled.LOGIT and y in (0, 1):
-            assert (rest > compiled.LOG_TWO) == (eta < 0 if y else eta > 0)
-        if case.code != compiled.LOGIT:
-            assert factor == 1
+
+
+@pytest.mark.parametrize("y", [0, 1])
+@pytest.mark.parametrize("link", ["LOGIT", "PROBIT", "CLOGLOG"])
+def test_a_mistake_is_the_less_likely_of_two(link, y):
+    code = getattr(compiled, link)
+    even = np.log(np.log(2)) if link == "CLOGLOG" else 0.0
+    for away in [1e-9, 0.1, 0.3, 3.0, 30.0, 400.0]:
+        for eta in (even + away, even - away):
+            rest, factor, _, _ = compiled.parts(code, 0.0, eta, float(y))
+            assert compiled.is_mistake(rest, factor) == (eta < even if y else eta > even)
 
 
 @every_target

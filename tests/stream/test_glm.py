@@ -401,7 +401,7 @@ def scalars_with(**values):
 )
 def test_a_rows_gamma_is_bounded(gamma, q, moved, expected):
     scalars = scalars_with(GAMMA=gamma)
-    found = kernel.rate(scalars, 2.0, 0.5, q, q * q, 3.0, moved)
+    found = kernel.rate(scalars, 2.0, 0.5, True, q, q * q, 3.0, moved)
     assert math.isclose(found, expected, rel_tol=1e-15)
     assert scalars[kernel.GAMMA] == gamma
     assert scalars[kernel.LEVERAGE] == (expected < gamma)
@@ -409,17 +409,18 @@ def test_a_rows_gamma_is_bounded(gamma, q, moved, expected):
     assert math.isclose(scalars[kernel.Q2], q * min(q, 1 / gamma), rel_tol=1e-15)
     assert math.isclose(scalars[kernel.NOISE], expected * q * q, rel_tol=1e-15)
     assert (scalars[kernel.WEIGHT], scalars[kernel.LOSS], scalars[kernel.PEARSON]) == (2, 1, 6)
+    assert scalars[kernel.MISTAKES] == 1
 
 
 def test_factors_of_the_likelihood_share_logarithms():
     """Of one weight, until it changes or their product would be no number; 1 says nothing."""
     rng = np.random.default_rng(0)
     for weights in (np.ones(3000), rng.choice([0.5, 2.0], 3000), rng.uniform(0.1, 3, 3000)):
-        factors = rng.choice([0.5, 0.7, 1.0, rng.random() / 2 + 0.5], 3000)
+        factors = rng.choice([2.0, 1.7, 1.0, 1 + rng.random()], 3000)
         scalars, product, common = scalars_with(LOSS=7.0), 1.0, 1.0
         for w, factor in zip(weights, factors, strict=True):
             product, common = kernel.factored(scalars, w, factor, product, common)
-            assert product > 0.5 * kernel.SMALLEST
+            assert product < 2 * kernel.LARGEST_PRODUCT
         loss = scalars[kernel.LOSS] + common * math.log(product)
         assert math.isclose(loss, 7 + weights @ np.log(factors), rel_tol=1e-13)
 

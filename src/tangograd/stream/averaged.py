@@ -54,7 +54,7 @@ def averaged_sgd(
     return run._replace(largest=largest)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", fastmath=False)
 def _averaged(gradients, constants, theta, gamma, dt, rng, thetas, fasts):  # type: ignore[no-untyped-def]
     d, steps, records = len(theta), len(dt) - 1, len(thetas) - 1
     fast, g, g_tilde = theta.copy(), np.empty(d), np.empty(d)

@@ -25,42 +25,49 @@ _SQRT_HALF = math.sqrt(0.5)
 _SQRT_TWO_OVER_PI = math.sqrt(2 / math.pi)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _exp(eta):  # type: ignore[no-untyped-def]
     return math.exp(min(max(eta, -_LARGEST), _LARGEST))
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _mills(z):  # type: ignore[no-untyped-def]
     """φ(z) / Φ(z), the normal density over its distribution function."""
     z = max(z, _SMALLEST_MILLS)
     return _SQRT_TWO_OVER_PI * math.exp(-0.5 * z * z) / math.erfc(-z * _SQRT_HALF)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def parts(family, parameter, eta, y):  # type: ignore[no-untyped-def]
-    """``loss - log(factor)``, the factor (½ … 1), score and Fisher weight of one row.
-
-    The first is above log 2 where the loss is, for y of 0 and 1.
-    """
+    """``loss - log(factor)``, the factor (1 … 2), score and Fisher weight of one row."""
     if family == LOGIT:
         e = math.exp(-abs(eta))
         inverse = 1 / (1 + e)
         p = inverse if eta >= 0 else e * inverse
-        rest = max(eta, 0.0) - y * eta  # 0 where y is what is likely, and then log 2 exactly
-        return rest + LOG_TWO, 0.5 + 0.5 * e, p - y, e * inverse * inverse
+        return max(eta, 0.0) - y * eta, 1 + e, p - y, e * inverse * inverse
     loss, s, f = _other_point(family, parameter, eta, y)
     return loss, 1.0, s, f
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     """Loss, score and Fisher weight of one row; see the module."""
     rest, factor, s, f = parts(family, parameter, eta, y)
+    # log(1 + e) is off by 1e-16 at most, and twice as quick as log1p
     return (rest if factor == 1 else rest + math.log(factor)), s, f
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
+def is_mistake(rest, factor):  # type: ignore[no-untyped-def]
+    """Whether y of 0 or 1 is the less likely, by the first two of ``parts``.
+
+    The rest of a logistic loss is 0 for the likelier one, and for the other it is not; of shares in
+    between, neither is right. Other losses are then above log 2.
+    """
+    return rest > (0.0 if factor > 1 else LOG_TWO)
+
+
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _other_point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     """The same of the families without such a factor."""
     if family == GAUSSIAN:
@@ -94,13 +101,13 @@ def _other_point(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     return loss, rate * (1 - y - y / odds), rate * rate / odds
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _log_normal(z):  # type: ignore[no-untyped-def]
     """Log Φ(z)."""
     return math.log(0.5 * math.erfc(-max(z, _SMALLEST_MILLS) * _SQRT_HALF))
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def mean_of(family, eta):  # type: ignore[no-untyped-def]
     """μ, the mean of y."""
     if family == GAUSSIAN:
@@ -115,7 +122,7 @@ def mean_of(family, eta):  # type: ignore[no-untyped-def]
     return _exp(eta)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _count(mu, rng):  # type: ignore[no-untyped-def]
     """A Poisson number; normal where it would not be an integer of 64 bits."""
     if mu > _LARGEST_COUNT:
@@ -123,7 +130,7 @@ def _count(mu, rng):  # type: ignore[no-untyped-def]
     return float(rng.poisson(mu))
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def draw(family, parameter, eta, dispersion, rng):  # type: ignore[no-untyped-def]
     """A pseudo-sample ỹ of the model."""
     mu = mean_of(family, eta)
@@ -145,7 +152,7 @@ def draw(family, parameter, eta, dispersion, rng):  # type: ignore[no-untyped-de
     return rng.gamma(jumps * shape, dispersion * (parameter - 1) * mu ** (parameter - 1))
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def points(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     """``point`` of many rows: three arrays like η."""
     loss, s, f = np.empty_like(eta), np.empty_like(eta), np.empty_like(eta)
@@ -154,7 +161,7 @@ def points(family, parameter, eta, y):  # type: ignore[no-untyped-def]
     return loss, s, f
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def means(family, eta):  # type: ignore[no-untyped-def]
     """``mean_of`` of many rows."""
     mu = np.empty_like(eta)

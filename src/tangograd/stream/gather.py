@@ -65,7 +65,7 @@ _copy_square: Any = intrinsic(_square)
 _number_at: Any = intrinsic(_number)
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def gather(addresses, length, rows, matrix):  # type: ignore[no-untyped-def]
     """``matrix[i, j] = column_j[rows[i]]``.
 

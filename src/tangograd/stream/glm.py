@@ -29,7 +29,7 @@ import numpy as np
 from numba import njit
 
 from tangograd.stream.families import GAMMA as GAMMA_FAMILY
-from tangograd.stream.families import GAUSSIAN, LOG_TWO, TWEEDIE, draw, parts, point
+from tangograd.stream.families import GAUSSIAN, LOG_TWO, TWEEDIE, draw, is_mistake, parts, point
 from tangograd.stream.recursion import centre_of, learn, predict, widened
 from tangograd.stream.vectors import fetch_row, zeros
 
@@ -66,14 +66,15 @@ LARGEST = 0.5
 #: the penalty is applied whenever γ times the rows since then reaches this
 STRIDE = 0.05
 #: a product of factors of the likelihood that is still a number, with another one too
-SMALLEST = 1e-200
+LARGEST_PRODUCT = 1e300
 #: rows between one that is learned from and one that is fetched from memory
 FETCHED = 8
-#: sums may be reordered, NaN and infinity stay what they are
+#: sums may be reordered, NaN and infinity stay what they are. Where sums may not, it is said, too:
+#: numba gives a function that says nothing the flags of the first that has it compiled
 SUMS = {"contract", "reassoc", "nsz", "arcp"}
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-untyped-def]
     """The square of a pseudo-sample's score, an unbiased estimate of f."""
     dispersion = 1.0
@@ -83,8 +84,8 @@ def pseudo_fisher(family, parameter, eta, scalars, rng):  # type: ignore[no-unty
     return point(family, parameter, eta, pseudo)[1] ** 2 / dispersion
 
 
-@njit(cache=True, error_model="numpy")
-def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-def]
+@njit(cache=True, error_model="numpy", fastmath=False)
+def rate(scalars, w, loss, mistaken, q, q2, pearson, moved):  # type: ignore[no-untyped-def]
     """γ of this row, which moves η by γ ``moved``; keeps the statistics."""
     gamma = scalars[GAMMA]
     if gamma * q > 1:
@@ -99,12 +100,12 @@ def rate(scalars, w, loss, q, q2, pearson, moved):  # type: ignore[no-untyped-de
     scalars[NOISE] += gamma * q2
     scalars[WEIGHT] += w
     scalars[LOSS] += w * loss
-    scalars[MISTAKES] += loss > LOG_TWO
+    scalars[MISTAKES] += mistaken
     scalars[PEARSON] += w * pearson
     return gamma
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def factored(scalars, w, factor, product, common):  # type: ignore[no-untyped-def]
     """Take in a factor of the likelihood, to the power w.
 
@@ -115,18 +116,18 @@ def factored(scalars, w, factor, product, common):  # type: ignore[no-untyped-de
     """
     if factor == 1:
         return product, common
-    if w == common and product > SMALLEST:
+    if w == common and product < LARGEST_PRODUCT:
         return product * factor, common
     scalars[LOSS] += common * math.log(product)
     return factor, w
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  # type: ignore[no-untyped-def]
     """Fill s, the Fisher matrix H of the outputs, and a, the multiples of C x that v gains."""
     outputs = len(eta)
     if family != MULTINOMIAL:
-        loss, s[0], f = point(family, parameter, eta[0], y)
+        rest, factor, s[0], f = parts(family, parameter, eta[0], y)
         H[0, 0] = f
         pearson = s[0] * s[0] / f if family in FREE and f > 0 else 0.0
         if sampled:
@@ -134,7 +135,9 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
         a[0] = w * (s[0] - f * t[0])
         fq = w * f * q[0]
         moved = 0.0 if family == GAUSSIAN else abs(a[0]) * q[0]
-        a[0] *= rate(scalars, w, loss, fq, fq * fq, pearson, moved)
+        loss = rest if factor == 1 else rest + math.log(factor)
+        mistaken = is_mistake(rest, factor)
+        a[0] *= rate(scalars, w, loss, mistaken, fq, fq * fq, pearson, moved)
         return
     # several classes, η = 0 for the first; s holds the probabilities for now
     largest = 0.0
@@ -180,12 +183,12 @@ def step(family, parameter, eta, t, q, y, w, sampled, rng, scalars, s, H, a):  #
     for i in range(outputs):
         a[i] = w * (s[i] + a[i])
         moved = max(moved, abs(a[i]) * q[i])
-    gamma = rate(scalars, w, loss, fq, fq2, 0.0, moved)
+    gamma = rate(scalars, w, loss, loss > LOG_TWO, fq, fq2, 0.0, moved)
     for i in range(outputs):
         a[i] *= gamma
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def renew(scalars, S, C, alpha):  # type: ignore[no-untyped-def]
     """C from the mean Fisher diagonal, and γ from its c/√(A k)."""
     k = scalars[ROWS]
@@ -204,14 +207,14 @@ def renew(scalars, S, C, alpha):  # type: ignore[no-untyped-def]
         _schedule_penalty(scalars)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _schedule_penalty(scalars):  # type: ignore[no-untyped-def]
     """The next time; renewals in between leave it alone, or the rows before them had none."""
     scalars[PENALTY_ROWS] = max(1.0, math.floor(STRIDE / scalars[GAMMA]))
     scalars[PENALTY] = scalars[ROWS] + scalars[PENALTY_ROWS]
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-def]
     """The gradient of the penalty α/2 ‖θ‖² and its part of F, for the rows since the last time.
 
@@ -229,13 +232,13 @@ def penalise(scalars, theta, v, C, alpha, family):  # type: ignore[no-untyped-de
     _schedule_penalty(scalars)
 
 
-@njit(cache=True, error_model="numpy")
+@njit(cache=True, error_model="numpy", fastmath=False)
 def _flat(part, d):  # type: ignore[no-untyped-def]
     """The coefficients of one output, as ``renew`` and ``penalise`` want them."""
     return part[: d + 1].reshape(1, -1)
 
 
-@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def single_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,
@@ -287,7 +290,8 @@ def single_rows(  # type: ignore[no-untyped-def]
         fq = weight * f_hat * q
         pearson = s * s / f if free and f > 0 else 0.0
         moved = 0.0 if family == GAUSSIAN else abs(a) * q
-        a *= rate(scalars, weight, rest, fq, fq * fq, pearson, moved)
+        mistaken = is_mistake(rest, factor)
+        a *= rate(scalars, weight, rest, mistaken, fq, fq * fq, pearson, moved)
         learn(z, here, keep, a, dt, weight * f, theta_x, v_x, C_x, S_x)
         scalars[DT] = dt
         if keeping:

@@ -13,7 +13,7 @@ import math
 import numpy as np
 from numba import njit
 
-from tangograd.stream.families import GAUSSIAN, parts
+from tangograd.stream.families import GAUSSIAN, is_mistake, parts
 from tangograd.stream.glm import (
     DT,
     FREE,
@@ -23,7 +23,6 @@ from tangograd.stream.glm import (
     RENEWAL,
     ROWS,
     SCALE,
-    SUMS,
     factored,
     penalise,
     pseudo_fisher,
@@ -40,7 +39,7 @@ from tangograd.stream.vectors import zeros
 APART = 64
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def _levels(whole, places):  # type: ignore[no-untyped-def]
     """A copy of some elements and a 0 after them, for rows without a level, far from others."""
     size = len(places) + 1
@@ -50,7 +49,7 @@ def _levels(whole, places):  # type: ignore[no-untyped-def]
     return part
 
 
-@njit(cache=True, error_model="numpy", fastmath=SUMS, nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def coded_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,
@@ -164,7 +163,8 @@ def coded_rows(  # type: ignore[no-untyped-def]
             fq = weight * f_hat * q
             pearson = s * s / f if free and f > 0 else 0.0
             moved = 0.0 if family == GAUSSIAN else abs(gain) * q
-            gain *= rate(scalars, weight, rest, fq, fq * fq, pearson, moved)
+            mistaken = is_mistake(rest, factor)
+            gain *= rate(scalars, weight, rest, mistaken, fq, fq * fq, pearson, moved)
             f *= weight
             learn(z, i, keep, gain, dt, f, theta_x, v_x, C_x, S_x)
             gain /= scale
@@ -204,7 +204,7 @@ def coded_rows(  # type: ignore[no-untyped-def]
     scalars[LOSS] += common * math.log(product)
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def add_strip(z, a_z, own, weights, products, cross, pairs):  # type: ignore[no-untyped-def]
     """What the sums of the Fisher matrices and of the scores' outer products are made of.
 

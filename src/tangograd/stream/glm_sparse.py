@@ -26,7 +26,7 @@ from tangograd.stream.glm import (
 CANCELLED = 1e-12
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untyped-def]
     """Make θ, v and S whole again after lazy rows.
 
@@ -54,7 +54,7 @@ def fold(theta, v, S, Cm, centred, f_sum, m, scalars):  # type: ignore[no-untype
     scalars[SCALE], scalars[LAG] = 1.0, 0.0
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
     """Fill C m and mᵀ C m of each output."""
     for i in range(len(C)):
@@ -64,7 +64,7 @@ def centre(C, m, Cm, mCm):  # type: ignore[no-untyped-def]
             mCm[i] += Cm[i, j] * m[j]
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def sparse_rows(  # type: ignore[no-untyped-def]
     family,
     parameter,

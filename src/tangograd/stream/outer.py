@@ -120,7 +120,7 @@ _spread_one, _spread_two, _spread_three = (_spread(vectors) for vectors in range
 scale_row: Any = intrinsic(_scaled)
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def add_products(left, right, rows, total):  # type: ignore[no-untyped-def]
     """Add ``Σ left_n right_nᵀ`` over the first rows to a matrix, on and above the diagonal.
 
@@ -146,7 +146,7 @@ def add_products(left, right, rows, total):  # type: ignore[no-untyped-def]
                 j += WIDTH
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def spread(weights, z, a_z, totals, places):  # type: ignore[no-untyped-def]
     """Add each row, times its weight, to as many totals as it has places; in the order of rows.
 
@@ -174,7 +174,7 @@ def spread(weights, z, a_z, totals, places):  # type: ignore[no-untyped-def]
             j += WIDTH
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def add_outer(weights, z, totals):  # type: ignore[no-untyped-def]
     """Add ``Σ_n weights[k, n] z_n z_nᵀ`` to ``totals[k]``, on and above the diagonal.
 

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def occurring(entries, rows, count):  # type: ignore[no-untyped-def]
     """Which of the numbers below ``count`` occur among ``entries[rows]``."""
     found = np.zeros(count, np.bool_)
@@ -15,7 +15,7 @@ def occurring(entries, rows, count):  # type: ignore[no-untyped-def]
     return found
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def recode(entries, rows, table, codes):  # type: ignore[no-untyped-def]
     """``codes[i] = table[entries[rows[i]]]``."""
     for i in range(len(rows)):

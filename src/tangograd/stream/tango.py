@@ -107,7 +107,7 @@ def prepare(theta: ArrayLike, dt: ArrayLike, steps: int, records: int) -> tuple[
     return start, rates, Run(np.empty(room), np.empty(room), 0.0)
 
 
-@njit(nogil=True, error_model="numpy")
+@njit(nogil=True, error_model="numpy", fastmath=False)
 def _tango(  # type: ignore[no-untyped-def]
     gradients,
     constants,

@@ -46,7 +46,7 @@ def padded(size: int) -> int:
     return -(-size // WIDEST) * WIDEST
 
 
-@njit(cache=True, error_model="numpy", nogil=True)
+@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
 def zeros(rows, columns):  # type: ignore[no-untyped-def]
     """A matrix of zeros in whose padded rows no vector lies across two lines of the cache.
 
