@@ -107,12 +107,12 @@ def rate(scalars, w, loss, mistaken, q, q2, pearson, moved):  # type: ignore[no-
 
 @njit(cache=True, error_model="numpy", fastmath=False)
 def factored(scalars, w, factor, product, common):  # type: ignore[no-untyped-def]
-    """Take in a factor of the likelihood, to the power w.
+    """Take in a factor of a row's likelihood, to the power w.
 
-    Logarithms are slow, and so are those of products: of the factors of rows with one weight.
+    A logarithm is slow; that of a product serves all rows of one weight whose factors are in it.
 
     Returns:
-        their product, and this weight.
+        the product of the factors that wait, and the weight of their rows.
     """
     if factor == 1:
         return product, common
@@ -265,7 +265,7 @@ def single_rows(  # type: ignore[no-untyped-def]
     these are empty: ``z`` gets ``[x - m, 1]`` of each row and zeros, shape (n, padded(d + 1)), and
     ``weights`` gets w f and (w s)², shape (2, n).
     """
-    d = X.shape[1]
+    d = len(theta) - 1
     theta_x, v_x, C_x, S_x = widened(theta), widened(v), widened(C), widened(S)
     m_x = centre_of(m)
     keeping, free = len(z) > 0, family in FREE

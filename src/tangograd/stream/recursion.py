@@ -1,9 +1,9 @@
 """One row of TANGO's recursion, in vectors: what the model says of it, and what it learns from it.
 
 The rows of one output (:func:`tangograd.stream.glm.single_rows`, and those with levels) are made of
-these two functions and of what is a number, not a vector; ``learn`` has the paper's two equations.
-Arrays are padded with zeros
-(:func:`tangograd.stream.vectors.padded`), the last number of a row is the intercept's 1.
+two functions, ``predict`` and ``learn``, and of what is a number, not a vector; ``learn`` has the
+paper's two equations. Arrays are padded with zeros (:func:`tangograd.stream.vectors.padded`); after a
+row's numbers comes the intercept's 1.
 """
 
 from __future__ import annotations
