@@ -2,8 +2,8 @@
 
 The rows of one output (:func:`tangograd.stream.glm.single_rows`, and those with levels) are made of
 two functions, ``predict`` and ``learn``, and of what is a number, not a vector; ``learn`` has the
-paper's two equations. Arrays are padded with zeros (:func:`tangograd.stream.vectors.padded`); after a
-row's numbers comes the intercept's 1.
+paper's two equations. Arrays are padded with zeros (:func:`tangograd.stream.vectors.padded`), and
+after a row's numbers comes the intercept's 1.
 """
 
 from __future__ import annotations
