@@ -7,16 +7,7 @@ import sys
 import numpy as np
 from numba.core.dispatcher import Dispatcher
 
-from tangograd.stream import (
-    families,
-    glm,
-    glm_coded,
-    glm_sparse,
-    moments,
-    outer,
-    recursion,
-    vectors,
-)
+from tangograd.stream import families, glm, glm_coded, glm_sparse, moments, outer
 from tangograd.stream.families import LOGIT
 from tangograd.stream.gather import gather
 from tangograd.stream.glm import DT, GAMMA, INTERCEPT, RENEWAL, ROWS, SCALARS, single_rows
@@ -66,7 +57,7 @@ def computed():
 
 def test_no_function_takes_over_the_flags_of_another():
     """Numba compiles one that does not say whether sums may be reordered as its first caller."""
-    for module in (families, glm, glm_coded, glm_sparse, moments, outer, recursion, vectors):
+    for module in (families, glm, glm_coded, glm_sparse, moments, outer):
         compiled = [each for each in vars(module).values() if isinstance(each, Dispatcher)]
         assert compiled
         for each in compiled:

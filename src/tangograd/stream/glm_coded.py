@@ -12,6 +12,7 @@ import math
 
 import numpy as np
 from numba import njit
+from numba.extending import register_jitable
 
 from tangograd.stream.families import GAUSSIAN, is_mistake, parts
 from tangograd.stream.glm import (
@@ -34,16 +35,11 @@ from tangograd.stream.outer import STRIP, add_products, spread
 from tangograd.stream.recursion import centre_of, learn, predict, put, taken
 from tangograd.stream.vectors import zeros
 
-#: numbers between an array and its neighbours in memory: compiled loops that fill it look whether
-#: others are too close to be taken several at once, and would add them up in another order
-APART = 64
 
-
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def _levels(whole, places):  # type: ignore[no-untyped-def]
-    """A copy of some elements and a 0 after them, for rows without a level, far from others."""
-    size = len(places) + 1
-    part = np.zeros(size + 2 * APART)[APART : APART + size]
+    """A copy of some elements and a 0 after them, for rows without a level."""
+    part = np.zeros(len(places) + 1)
     for i in range(len(places)):
         part[i] = whole[places[i]]
     return part

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic
+from numba.extending import intrinsic, register_jitable
 
 from tangograd.stream.vectors import (
     WIDEST,
@@ -121,7 +121,7 @@ predict: Any = intrinsic(_predict)
 learn: Any = intrinsic(_learn)
 
 
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def centre_of(m):  # type: ignore[no-untyped-def]
     """What ``predict`` centres a row at: at m, and the intercept, which is not there, at -1."""
     centre = zeros(1, padded(len(m) + 1))[0]
@@ -131,7 +131,7 @@ def centre_of(m):  # type: ignore[no-untyped-def]
     return centre
 
 
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def widened(whole):  # type: ignore[no-untyped-def]
     """A copy, padded."""
     part = zeros(1, padded(len(whole)))[0]
@@ -140,7 +140,7 @@ def widened(whole):  # type: ignore[no-untyped-def]
     return part
 
 
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def taken(whole, places):  # type: ignore[no-untyped-def]
     """A copy of some elements, padded."""
     part = zeros(1, padded(len(places)))[0]
@@ -149,7 +149,7 @@ def taken(whole, places):  # type: ignore[no-untyped-def]
     return part
 
 
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def put(part, places, whole):  # type: ignore[no-untyped-def]
     """Back to where they were taken from."""
     for i in range(len(places)):

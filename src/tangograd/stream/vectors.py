@@ -13,7 +13,7 @@ from typing import Any
 import llvmlite.binding
 import numpy as np
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic, register_jitable
 
@@ -46,7 +46,7 @@ def padded(size: int) -> int:
     return -(-size // WIDEST) * WIDEST
 
 
-@njit(cache=True, error_model="numpy", fastmath=False, nogil=True)
+@register_jitable
 def zeros(rows, columns):  # type: ignore[no-untyped-def]
     """A matrix of zeros in whose padded rows no vector lies across two lines of the cache.
 
