@@ -12,7 +12,7 @@ from torch.optim import lr_scheduler
 from torch.utils._pytree import tree_leaves
 
 from tangograd import TANGO, Categorical, Gaussian
-from tangograd.gamma import FourthMoment, Kurtosis, RunningMax
+from tangograd.curvature import FourthMoment, Kurtosis, RunningMax
 from tangograd.preconditioners import Dense, Diagonal, Preconditioner
 from tangograd.reference import fisher_matrix
 from tangograd.vectors import flatten
@@ -312,8 +312,10 @@ class Halving(Preconditioner):
     def state_dict(self):
         return {"factor": self.factor}
 
-    def load_state_dict(self, state):
-        self.factor = state["factor"]
+    def from_state(self, state, parameters):
+        loaded = Halving()
+        loaded.factor = state["factor"]
+        return loaded
 
 
 RULES = {

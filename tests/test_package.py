@@ -37,7 +37,9 @@ def test_importing_needs_neither_torch_nor_matplotlib():
 
 
 def test_modules_are_there_after_a_plain_import():
-    done = python("import tangograd\nprint(tangograd.gamma.RULES, tangograd.reference.AveragedSGD)")
+    done = python(
+        "import tangograd\nprint(tangograd.curvature.RULES, tangograd.reference.AveragedSGD)"
+    )
     assert done.returncode == 0, done.stderr
 
 

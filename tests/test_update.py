@@ -8,6 +8,7 @@ import torch
 from torch import nn
 
 from tangograd import TANGO, Categorical, Gaussian
+from tangograd.curvature.planning import Plan
 from tangograd.optimizer import tango_update
 from tangograd.preconditioners import Dense, Diagonal
 from tangograd.reference import AveragedSGD
@@ -90,7 +91,7 @@ def test_definition_1_against_numpy():
 
 def test_update_changes_only_theta_and_v():
     theta, v, bracket = [torch.ones(2)], [torch.full((2,), 2.0)], [torch.full((2,), 3.0)]
-    tango_update(theta, v, bracket, gamma=0.5, dt=0.1, dt_previous=0.25)
+    tango_update(theta, v, bracket, Plan(gamma=0.5, keep=0.75, move=0.1))
     torch.testing.assert_close(v[0], torch.full((2,), 0.75 * 2 + 0.5 * 3))
     torch.testing.assert_close(theta[0], 1 - 0.1 * v[0])
     assert bracket[0].eq(3).all()
@@ -259,9 +260,7 @@ def test_single_precision_takes_the_same_update(gamma, dt_previous, accelerated)
     bracket = [x.clone() for x in single[2]]
     versions = [[x._version for x in vector] for vector in single]
     for vectors in (single, double):
-        tango_update(
-            *vectors, gamma=gamma, dt=0.1, dt_previous=dt_previous, accelerated=accelerated
-        )
+        tango_update(*vectors, Plan(gamma, keep=1 - dt_previous, move=1.0 if accelerated else 0.1))
     for ours, exact in zip(single[:2], double[:2], strict=True):
         for a, b in zip(ours, exact, strict=True):
             torch.testing.assert_close(a.double(), b, rtol=1e-6, atol=1e-6)

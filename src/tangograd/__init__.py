@@ -11,7 +11,7 @@ gradient. The parts combine freely::
 * a **Fisher estimate** (``fisher="expected"``, ``"sampled"``, ``"minibatch"``, ``"empirical"``)
   says which F̂ multiplies the velocity;
 * the **tangents** carry ``J v`` through the model's own forward pass, as dual numbers;
-* a **γ rule** (:mod:`tangograd.gamma`) sets the rate of the velocity;
+* a **γ rule** (:mod:`tangograd.curvature`) sets the rate of the velocity;
 * a **preconditioner** ``C`` (:mod:`tangograd.preconditioners`) speeds it up and leaves its limit
   unchanged.
 
@@ -59,7 +59,7 @@ __all__ = [
     "clip_move_",
 ]
 
-_MODULES = ("gamma", "likelihoods", "optimizer", "preconditioners", "reference", "schedules")
+_MODULES = ("curvature", "likelihoods", "optimizer", "preconditioners", "reference", "schedules")
 _HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {
     "TANGO": "tangograd.optimizer",
     "clip_move_": "tangograd.clipping",

@@ -17,7 +17,7 @@ forward pass, as a ``training_step`` of Lightning is. A plain model trains alone
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
 from tangograd.fsdp import fsdp_tangent_pass, groups, is_sharded, is_unit, pull_back_to_shards
-from tangograd.shards import is_shard
+from tangograd.shards import is_shard, local
 from tangograd.tangents import pull_back
 
 __all__ = [
@@ -83,6 +83,35 @@ class Peers:
         total = torch.tensor(numbers, dtype=torch.float64, device=self.device)
         dist.all_reduce(total, group=self.group)
         return [float(x) for x in total / self.size]
+
+    def dot(self, a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+        """Return this process's part of ``⟨a, b⟩``: its mean over the processes is the whole.
+
+        >>> Peers().dot([torch.ones(2), torch.tensor(2.0)], [torch.ones(2), torch.tensor(5.0)])
+        tensor(12., dtype=torch.float64)
+        """
+        pairs = [(local(x).reshape(-1), local(y).reshape(-1)) for x, y in zip(a, b, strict=True)]
+        if not pairs:
+            return torch.zeros((), dtype=torch.float64, device=self.device)
+        whole = torch.stack([torch.dot(x, y).double() for x, y in pairs]).sum()
+        return whole * self.size if self.sharded else whole
+
+    def average(self, numbers: Tensor) -> Tensor:
+        """Return the mean of each number over the processes, on the device."""
+        if self.size == 1:
+            return numbers
+        total = numbers.double()
+        dist.all_reduce(total, group=self.group)
+        return total / self.size
+
+    def read(self, numbers: Mapping[str, Tensor]) -> dict[str, float]:
+        """Return the means of 0-d tensors over the processes, in one exchange and one host read.
+
+        >>> Peers().read({"a": torch.tensor(1.0), "b": torch.tensor(2)})
+        {'a': 1.0, 'b': 2.0}
+        """
+        values = torch.stack([torch.as_tensor(x).double() for x in numbers.values()])
+        return dict(zip(numbers, self.average(values).tolist(), strict=True))
 
     def mean_of_tensors(self, tensors: Sequence[Tensor]) -> list[Tensor]:
         """The mean of each tensor, of equal shapes everywhere, in one exchange a type."""

@@ -62,7 +62,7 @@ class FisherEstimate(NamedTuple):
 
     pseudo_scores: Callable[[OutputFamily, Tensor, Tensor], Tensor]
     product: Callable[[OutputFamily, Tensor, Tensor, PseudoScores, Tensor], Tensor]
-    factor: Callable[[Tensor, Tensor, float], tuple[Tensor, float]]
+    factor: Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor]]
     rank_one: bool = False
     closed_form: bool = False
 
@@ -104,18 +104,18 @@ def _one_outer_product(
     return rows(root * (root * row_dot(s_tilde(), t)).sum(), z) * s_tilde()
 
 
-def _one_row(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, float]:
+def _one_row(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, Tensor]:
     """``g̃_i`` for the sample at that position, and its weight relative to the mean weight."""
     i = int(position * len(w))
     cotangent = torch.zeros_like(s_tilde)
     cotangent[i] = s_tilde[i]
-    return cotangent, float(w[i]) * len(w)
+    return cotangent, w[i] * len(w)
 
 
-def _whole_batch(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, float]:
+def _whole_batch(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, Tensor]:
     """``h = Σ √w_i g̃_i``."""
     del position
-    return rows(w.sqrt(), s_tilde) * s_tilde, 1.0
+    return rows(w.sqrt(), s_tilde) * s_tilde, w.new_ones(())
 
 
 ESTIMATES: dict[str, FisherEstimate] = {

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -14,53 +15,42 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.utils.checkpoint import CheckpointError
 
-from tangograd import distributed, guard, preconditioners, refresh
-from tangograd import gamma as gammas
+from tangograd import checkpoint, curvature, distributed, preconditioners
 from tangograd.checks import (
     Version,
-    check_factors,
+    check_factor,
+    check_finite,
     check_gradients,
     check_options,
     check_parameters,
     check_scale,
     check_sharded,
-    check_state,
     check_unchanged,
-    rate,
     version,
 )
 from tangograd.conditions import Conditions, without_autocast
+from tangograd.curvature import GammaRule
+from tangograd.curvature.observation import observe
+from tangograd.curvature.planning import Plan, guard, plan, update_rules
+from tangograd.curvature.refresh import AT_ONCE, refresh, request
+from tangograd.curvature.signals import read_sample_norms, read_signals
+from tangograd.diagnostics import describe
 from tangograd.engines.block import Engines, NoFormulaError, tangent_block
 from tangograd.engines.choice import CannotRunError, refuse_reentrant
-from tangograd.gamma import Auto, GammaRule, NecessaryBound
-from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
-from tangograd.measurement import Measurement, learn, measure, unscale
-from tangograd.open_step import OpenStep
+from tangograd.pending import PendingStep
 from tangograd.preconditioners import Preconditioner
 from tangograd.replay import Replay
-from tangograd.report import describe
-from tangograd.residual import Equation, relative_residual
 from tangograd.shards import local
-from tangograd.state import follow_model, velocities
-from tangograd.statistics import collect
+from tangograd.solve import Equation, relative_residual
+from tangograd.state import auto_rules, group_in_step, learning_rate, move_with_model, velocities
 from tangograd.tangents import CannotReplayError, DisagreementError, Session
-from tangograd.vectors import dot
 
 T = TypeVar("T")
 
 
-def tango_update(
-    theta: list[Tensor],
-    v: list[Tensor],
-    preconditioned: list[Tensor],
-    *,
-    gamma: float,
-    dt: float,
-    dt_previous: float,
-    accelerated: bool = False,
-) -> None:
-    """Definition 1 of the paper, preconditioned, in place on ``theta`` and ``v`` alone.
+def tango_update(theta: list[Tensor], v: list[Tensor], C_bracket: list[Tensor], plan: Plan) -> None:
+    """Take the step of Definition 1 of the paper, preconditioned, in place on ``theta`` and ``v``.
 
     ``v_k = (1-δt_{k-1}) v_{k-1} + γ C [g_k - (1-δt_{k-1}) F̂_k v_{k-1}]``
     ``θ_k = θ_{k-1} - δt_k v_k``  (``θ_k = θ_{k-1} - v_k`` when accelerated)
@@ -68,17 +58,19 @@ def tango_update(
     Args:
         theta: ``θ_{k-1}``, a list of tensors; becomes ``θ_k``.
         v: ``v_{k-1}``; becomes ``v_k``.
-        preconditioned: ``C`` times the bracket.
-        gamma: γ.
-        dt: ``δt_k``.
-        dt_previous: ``δt_{k-1}``, of the last step taken.
-        accelerated: move by the whole velocity.
+        C_bracket: ``C`` times the bracket.
+        plan: γ, ``keep = 1-δt_{k-1}`` and ``move = δt_k``; ``undo``, when the guard takes the last
+            step back.
     """
     if not theta:  # torch wants at least one tensor
         return
-    torch._foreach_mul_(v, 1 - dt_previous)
-    torch._foreach_add_(v, preconditioned, alpha=gamma)
-    torch._foreach_sub_(theta, v, alpha=1.0 if accelerated else dt)
+    if plan.undo:
+        torch._foreach_add_(theta, v, alpha=plan.undo)
+    torch._foreach_mul_(v, plan.keep)
+    if plan.gamma:
+        torch._foreach_add_(v, C_bracket, alpha=plan.gamma)
+    if plan.move:
+        torch._foreach_sub_(theta, v, alpha=plan.move)
 
 
 class TANGO(Optimizer):
@@ -106,9 +98,9 @@ class TANGO(Optimizer):
             ``cycle_momentum=False``). At 0, θ rests and v settles (unless ``accelerated``).
         gamma: γ: ``"auto"`` (a line search on the batch run again, about every twentieth step;
             nothing to tune); ``"max"`` (the paper's safe rule ``1/max ‖g̃‖²``) or ``"gaussian"``;
-            a rule of :mod:`tangograd.gamma`; or a number, which is then in the metric of C: with
-            ``preconditioner=None`` it is the paper's γ. Groups that name the same rule share one γ,
-            computed over all their parameters.
+            a rule of :mod:`tangograd.curvature`; or a number, which is then in the metric of C:
+            with ``preconditioner=None`` it is the paper's γ. Groups that name the same rule share
+            one γ, computed over all their parameters.
         preconditioner: C: ``"auto"`` (the inverse diagonal Fisher), ``"rmsprop"``, ``"kronecker"``
             (for linear and convolution layers; fewer steps, each costlier), ``None``, or an object
             of :mod:`tangograd.preconditioners`.
@@ -145,13 +137,14 @@ class TANGO(Optimizer):
     #: Set it to the GradScaler that scales the loss, if there is one: γ and C must know its scale.
     scaler: torch.amp.GradScaler | None
     _engines: Engines
-    _open: OpenStep
+    _pending: PendingStep
     _names: dict[int, str]  # names of the model's parameters, for messages
     _versions: dict[Tensor, Version]  # of the parameters after the last block
+    _velocity_versions: dict[int, list[tuple[int, int]]]  # of each group, after the last step
     _quotient: float
-    _bound: NecessaryBound
-    _said_blind: bool
-    _warned: float  # the excess over the bound that was last warned of
+    _unstable: deque[bool]  # of the last ten steps: whether γ was too large for the curvature
+    _warned_no_replay: bool
+    _warned_unstable: bool
 
     def __init__(
         self,
@@ -172,7 +165,7 @@ class TANGO(Optimizer):
             "accelerated": accelerated,
         }
         self._engines = Engines(engine)
-        self._forget()
+        self._reset()
         super().__init__(params, options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
@@ -183,10 +176,10 @@ class TANGO(Optimizer):
         options["gamma"] = self._rule(options["gamma"])
         options["preconditioner"] = preconditioners.resolve(options["preconditioner"])
         check_options(options)
-        options |= {"previous_lr": rate(options), "steps": 0}
+        options |= {"previous_lr": learning_rate(options), "steps": 0, "velocity_norm": math.nan}
         super().add_param_group(options)
         group = self.param_groups[-1]
-        for rule in autos(self._rules()):
+        for rule in auto_rules(self._rules()):
             rule.due = True
         try:
             check_parameters(group["params"])
@@ -195,25 +188,26 @@ class TANGO(Optimizer):
             self.param_groups.pop()
             raise
         if not any(p.is_meta for p in group["params"]):
-            group["preconditioner"].start(group["params"])
+            group["preconditioner"].init(group["params"])
             velocities(group["params"], self.state)
 
     def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
-        """The rule meant; a name means the same rule, with one γ, in all groups."""
-        rule = gammas.resolve(gamma)
+        """Return the rule for an option; a name means the same rule, with one γ, in all groups."""
+        rule = curvature.resolve(gamma)
         used = (group["gamma"] for group in self.param_groups)
         same = (other for other in used if type(other) is type(rule) and other.by_name)
         return next(same, rule) if isinstance(gamma, str) else rule
 
-    def _gamma(self, group: dict[str, Any]) -> GammaRule:
-        """The group's rule; users may have set another number or name."""
-        if not isinstance(group["gamma"], GammaRule):
-            group["gamma"] = self._rule(group["gamma"])
-        return group["gamma"]  # type: ignore[no-any-return]
-
     def _rules(self) -> list[GammaRule]:
-        """Of all groups."""
-        return [self._gamma(group) for group in self.param_groups]
+        """Return the γ rule of each group; users may have set another number or name."""
+        for group in self.param_groups:
+            if not isinstance(group["gamma"], GammaRule):
+                group["gamma"] = self._rule(group["gamma"])
+        return [group["gamma"] for group in self.param_groups]
+
+    def _parameters(self) -> list[Tensor]:
+        """Return the parameters of all groups."""
+        return [p for group in self.param_groups for p in group["params"]]
 
     # ------------------------------------------------------------------ one forward pass
 
@@ -237,7 +231,7 @@ class TANGO(Optimizer):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
-        """``closure()`` under :meth:`tangents`: for losses with more than one call of the model.
+        """Return ``closure()`` under :meth:`tangents`: for losses with several calls of the model.
 
         On refresh steps ``gamma="auto"`` runs the closure again (once or twice, in the first step
         six times); it should have no effects besides its result.
@@ -252,7 +246,7 @@ class TANGO(Optimizer):
             >>> optimizer.step()
         """
         with self._with_peers(model):
-            if self._open.peers.sharded:
+            if self._pending.peers.sharded:
                 raise NotImplementedError(
                     "`evaluate` does not run models sharded by fully_shard: call the model and the "
                     "likelihood in a `with optimizer.tangents(model):` block"
@@ -278,32 +272,25 @@ class TANGO(Optimizer):
             return loss
 
     def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
-        """A block that knows the processes that train the model."""
-        trained = self._trained()
-        self._open.peers = distributed.peers(model, trained)
-        return distributed.among(self._open.peers, trained)
-
-    def _trained(self) -> list[Tensor]:
-        """The parameters of all groups."""
-        return [p for group in self.param_groups for p in group["params"]]
+        """Open a block that knows the processes that train the model."""
+        trained = self._parameters()
+        self._pending.peers = distributed.peers(model, trained)
+        return distributed.among(self._pending.peers, trained)
 
     @contextmanager
     def _block(
         self, model: nn.Module | None, closure: Callable[[], object] | None
     ) -> Iterator[None]:
-        """A forward pass with tangents, and what is to be measured of it."""
+        """Run a forward pass with tangents, and measure what the step needs of it."""
         self._check_model(model)
-        follow_model(self.param_groups, self.state)
-        if all(p.grad is None for p in self._trained()):
-            self._open.discard(self._trained())  # as after model.zero_grad()
-        step = self.param_groups[0]["steps"]
-        rules, Cs = self._rules(), [group["preconditioner"] for group in self.param_groups]
-        due = refresh.is_due(step, rules, Cs)
-        needs = refresh.needs(step, rules, Cs) if due else frozenset()
-        samples = self._looks(step)
+        move_with_model(self.param_groups, self.state)
+        if all(p.grad is None for p in self._parameters()):
+            self._pending.clear(self._parameters())  # as after model.zero_grad()
+        Cs = [group["preconditioner"] for group in self.param_groups]
+        wanted = request(self.param_groups[0]["steps"], self._rules(), Cs)
         again = Replay(self._engines, model, closure)
-        recording = again.recording() if due or samples == 2 else nullcontext()
-        layers = "layers" in needs
+        recording = again.recording() if wanted.record else nullcontext()
+        layers = "layers" in wanted.needs
         with recording, self._session(model, closure, record_layers=layers) as session:
             session.may_overflow = self.scaler is not None and self.scaler.is_enabled()
             yield
@@ -316,27 +303,19 @@ class TANGO(Optimizer):
                 "tangograd.Categorical) inside the block."
             )
         self._versions = {p: version(p) for p in session.parameters}
-        if step == 0:
+        if wanted.step == 0:
             refuse_reentrant([term.outputs for term in session.terms])
         again.terms = session.terms
-        draws = 1 if step else max(C.first_draws for C in Cs)
         try:
             with without_autocast():
-                block = measure(
-                    session,
-                    [(group["params"], group["preconditioner"]) for group in self.param_groups],
-                    step=step,
-                    samples=samples,
-                    pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
-                    replay=again if due and autos(rules) else None,
-                )
+                block = observe(session, wanted, again)
         except DisagreementError as error:
             raise again.blamed(error, session.parameters) from None
-        self._open.add(block, session.parameters)
+        self._pending.add(block)
 
     def _overflowed(self, session: Session) -> bool:
-        """Whether the block is for a step that the scaler will skip: there is nothing to learn."""
-        peers = self._open.peers
+        """Return whether the block is for a step that the scaler will skip."""
+        peers = self._pending.peers
         if session.may_overflow and peers.sharded:  # where they pull back together
             return any(peers.mean([float(session.overflowed)]))
         return session.overflowed
@@ -344,7 +323,7 @@ class TANGO(Optimizer):
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
             return
-        ours = {id(p) for p in self._trained()}
+        ours = {id(p) for p in self._parameters()}
         for name, p in model.named_parameters():
             if p.requires_grad and id(p) not in ours:
                 raise ValueError(
@@ -353,7 +332,7 @@ class TANGO(Optimizer):
                     "requires_grad_(False)."
                 )
             self._names[id(p)] = name
-        if self._open.peers.sharded:
+        if self._pending.peers.sharded:
             check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
     def _session(
@@ -363,7 +342,7 @@ class TANGO(Optimizer):
         *,
         record_layers: bool = False,
     ) -> AbstractContextManager[Session]:
-        """A pass with tangents ``(1-δt_{k-1}) v``.
+        """Open a pass with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
         """
@@ -380,25 +359,10 @@ class TANGO(Optimizer):
         module = model if isinstance(model, nn.Module) else None
         return tangent_block(self._engines, module, closure, session)
 
-    def _looks(self, step: int) -> int:
-        """Of how many samples to look at pseudo-gradients in this step.
-
-        Two, for the necessary bound, in the first steps and then at powers of two; otherwise one
-        when a γ rule asks for it, and none when γ is a number. "auto" measures by itself. Sharded
-        parameters have no gradients of single samples.
-        """
-        if self._open.peers.sharded:
-            return 0
-        if all(isinstance(self._gamma(group), Auto) for group in self.param_groups):
-            return 0
-        if step < NecessaryBound.ENOUGH or step & (step - 1) == 0:
-            return 2
-        return int(any(self._gamma(group).needs_pseudo_gradients for group in self.param_groups))
-
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """As torch's; blocks whose gradients are thereby discarded no longer count."""
+        """Reset the gradients; blocks whose gradients are thereby discarded no longer count."""
         super().zero_grad(set_to_none)
-        self._open.discard(self._trained())
+        self._pending.clear(self._parameters())
 
     # ------------------------------------------------------------------ the step
 
@@ -417,151 +381,126 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks = self._open.used
-        if not blocks:
-            raise RuntimeError(
-                "step() needs a loss from inside `with optimizer.tangents(model):` (or "
-                "`optimizer.evaluate`), and its backward, since the last step; without them this "
-                "would silently be SGD."
-            )
-        self._open.check_single()
-        check_factors(blocks)
+        blocks, peers, rules = self._pending.take(), self._pending.peers, self._rules()
         check_unchanged(self._versions, self._names)
-        for group in self.param_groups:
-            check_options(group)
-            self._gamma(group)
-        self._open.blocks = []
+        for options in self.param_groups:
+            check_options(options)
         check_gradients(list(self._named_gradients()))
-        groups = [self._as_group(group) for group in self.param_groups]
         if self.scaler is not None:
-            unscale(blocks, self.scaler.get_scale())
-        elif self._open.peers.size == 1:
-            check_scale(blocks, groups)
-        self._update_gamma(blocks)
+            for factor in (factor for block in blocks for factor in block.factors):
+                factor.factor = factor.factor / self.scaler.get_scale()
+        self._forget_changed_velocities()
+        groups = [group_in_step(options, self.state) for options in self.param_groups]
+        C_brackets = [group.C.apply(group.bracket) for group in groups]
+        signals = read_signals(blocks, groups, C_brackets, peers)
+        check_factor(signals.factor_min)
+        if not signals.finite:
+            check_finite(list(self._named_gradients()), "check the batch, or lower gamma or lr")
+        if self.scaler is None and peers.size == 1:
+            check_scale(signals.factor, signals.bracket_of_outputs, signals.bracket_of_gradients)
+        if any(rule.needs_pseudo_gradients for rule in rules):
+            update_rules(read_sample_norms(blocks, groups, peers), rules)
+        steps = self.param_groups[0]["steps"]
         # What a batch teaches acts from the next step on, except where little is known yet.
-        at_once = any(rule.due for rule in autos(self._rules())) or any(
-            group["steps"] < refresh.LITTLE_KNOWN for group in self.param_groups
+        at_once = any(rule.due for rule in auto_rules(rules)) or any(
+            options["steps"] < AT_ONCE for options in self.param_groups
         )
-        self._quotient, stopped = guard.look(blocks, groups, self._open.peers)
-        planned, C_brackets = self._plan(blocks, groups, stopped, at_once=at_once)
-        for group, now, C_bracket in zip(self.param_groups, groups, C_brackets, strict=True):
-            if id(now.rule) in stopped:
-                moving = 1.0 if group["accelerated"] else rate(group)
-                guard.shorten(now, stopped[id(now.rule)], moving)
-            else:
-                tango_update(
-                    [local(now.params[i]) for i in now.trainable],
-                    [local(now.v[i]) for i in now.trainable],
-                    [local(C_bracket[i]) for i in now.trainable],
-                    gamma=planned[id(now.rule)],
-                    dt=rate(group),
-                    dt_previous=group["previous_lr"],
-                    accelerated=group["accelerated"],
+        stopped = guard(signals, groups)
+        plans = plan(signals, groups, signals.descents, stopped)
+        refreshing = any(block.pulled or block.recording for block in blocks)
+        if refreshing:
+            failure = refresh(
+                blocks, groups, self.state, signals, step=steps, stopped=stopped, peers=peers
+            )
+            if failure is not None:
+                self._warn_no_replay(failure)
+            if at_once:
+                C_brackets = [group.C.apply(group.bracket) for group in groups]
+                pairs = zip(groups, C_brackets, strict=True)
+                descents = peers.read(
+                    {str(k): peers.dot(g.bracket, Cr) for k, (g, Cr) in enumerate(pairs)}
                 )
-            group["previous_lr"] = rate(group)
-            group["steps"] += 1
+                plans = plan(signals, groups, list(descents.values()), stopped)
+        for k, (options, group, C_bracket, own) in enumerate(
+            zip(self.param_groups, groups, C_brackets, plans, strict=True)
+        ):
+            tango_update(
+                [local(group.params[i]) for i in group.trainable],
+                [local(group.v[i]) for i in group.trainable],
+                [local(C_bracket[i]) for i in group.trainable],
+                own,
+            )
+            options["previous_lr"] = learning_rate(options)
+            options["steps"] += 1
+            options["velocity_norm"] = (
+                math.nan
+                if refreshing
+                else own.velocity_norm(
+                    signals.velocity_norms[k], signals.slopes[k], signals.descents[k]
+                )
+            )
+            self._velocity_versions[k] = _versions(group.v)
+        self._quotient = signals.quotient
+        self._warn_if_unstable(plans)
+        self._notify_likelihoods(blocks)
+        return loss
+
+    def _notify_likelihoods(self, blocks: Sequence[Any]) -> None:
         observed: dict[Callable[[list[Any]], None], list[Any]] = {}
-        for callback, observation in (pair for block in blocks for pair in block.observations):
+        for callback, observation in (pair for block in blocks for pair in block.callbacks):
             observed.setdefault(callback, []).append(observation)
         for callback, observations in observed.items():
             if any(observation is not None for observation in observations):
-                everyone = self._open.peers.gather(observations)
+                everyone = self._pending.peers.gather(observations)
                 observations = [observation for theirs in everyone for observation in theirs]
             callback(observations)
-        return loss
 
-    def _plan(
-        self,
-        blocks: list[Measurement],
-        groups: list[Group],
-        stopped: Container[int],
-        *,
-        at_once: bool,
-    ) -> tuple[dict[int, float], list[list[Tensor]]]:
-        """γ of each rule and ``C`` times each bracket for this step; and the refresh, if due."""
-        refreshing = any(block.pulled or block.replay for block in blocks)
+    def _forget_changed_velocities(self) -> None:
+        """Have ``vᵀC⁻¹v`` computed anew where v was changed by others since the last step."""
+        for k, options in enumerate(self.param_groups):
+            v = velocities(options["params"], self.state)
+            if self._velocity_versions.get(k, _versions(v)) != _versions(v):
+                options["velocity_norm"] = math.nan
 
-        def plan() -> tuple[dict[int, float], list[list[Tensor]]]:
-            C_brackets = [group.C.apply(group.bracket) for group in groups]
-            return guard.limited_gammas(blocks, groups, C_brackets, self._open.peers), C_brackets
-
-        planned = None if refreshing and at_once else plan()
-        if refreshing:
-            failure = refresh.refresh(
-                blocks,
-                groups,
-                self.state,
-                step=self.param_groups[0]["steps"],
-                dt=max(rate(group) for group in self.param_groups),
-                stopped=stopped,
-                peers=self._open.peers,
+    def _warn_if_unstable(self, plans: Sequence[Plan]) -> None:
+        """Warn, once, when a given γ is too large for the curvature along v."""
+        gamma = min(plan.gamma for plan in plans)
+        self._unstable.append(gamma * self._quotient > 2)
+        if self._unstable.count(True) >= 3 and not self._warned_unstable:
+            self._warned_unstable = True
+            warnings.warn(
+                f"gamma times the curvature along the velocity is {gamma * self._quotient:.2g}, "
+                "and was above 2 in three of the last ten steps: the velocity grows without limit. "
+                'Use gamma="auto", or lower gamma.',
+                RuntimeWarning,
+                stacklevel=5,
             )
-            if failure is not None:
-                self._say_blind(failure)
-        return planned or plan()
 
-    def _as_group(self, group: dict[str, Any]) -> Group:
-        """A group in this step, with its bracket: the prior adds ``λ (θ - (1-δt_{k-1}) v)``."""
-        v = velocities(group["params"], self.state)
-        keep, prior = 1 - group["previous_lr"], group["weight_decay"]
-        bracket = [
-            p.grad if p.requires_grad and p.grad is not None else torch.zeros_like(p)
-            for p in group["params"]
-        ]
-        if prior:
-            for i, p in enumerate(group["params"]):
-                if p.requires_grad:
-                    bracket[i] = bracket[i] + prior * (p - keep * v[i])
-        return Group(
-            params=group["params"],
-            v=v,
-            bracket=bracket,
-            C=group["preconditioner"],
-            rule=group["gamma"],
-            keep=keep,
-            moved=1.0 if group["accelerated"] else group["previous_lr"],
-            prior=prior,
-        )
-
-    def _say_blind(self, error: CannotReplayError) -> None:
-        """Once."""
-        if self._said_blind:
+    def _warn_no_replay(self, error: CannotReplayError) -> None:
+        """Warn, once, that the batch could not be replayed."""
+        if self._warned_no_replay:
             return
-        self._said_blind = True
+        self._warned_no_replay = True
         warnings.warn(
-            f'gamma="auto" could not run the batch again ({error}), so it follows the curvature '
-            "along the velocity alone, which is slower. Pass the model to `tangents(model)` with "
-            "nothing between it and the likelihood, or give the whole loss as a function: "
-            "`loss = optimizer.evaluate(model, lambda: likelihood(f(x), y))`.",
+            f'gamma="auto" could not replay the batch ({error}) and falls back to the curvature '
+            "along the velocity alone, which adapts more slowly. Pass the model to "
+            "`tangents(model)` with nothing between it and the likelihood, or give the whole loss "
+            "as a function: `loss = optimizer.evaluate(model, lambda: likelihood(f(x), y))`.",
             RuntimeWarning,
-            stacklevel=6,
+            stacklevel=5,
         )
 
     def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """The gradients that there are, with the names that the model gives their parameters."""
+        """Yield the gradients, with the names that the model gives their parameters."""
         for k, group in enumerate(self.param_groups):
             for i, p in enumerate(group["params"]):
                 if p.requires_grad and p.grad is not None:
                     yield self._names.get(id(p), f"number {i} of group {k}"), p.grad
 
-    def _update_gamma(self, blocks: list[Measurement]) -> None:
-        """Let the rules learn, and warn past the necessary bound, and again when it doubles."""
-        rules = [group["gamma"] for group in self.param_groups]
-        learn(blocks, rules, self._bound, self._open.peers)
-        if self._bound.excess > max(1.0, 2 * self._warned):
-            self._warned = self._bound.excess
-            warnings.warn(
-                f"at this point of training gamma is about {self._bound.excess:.2f} times the "
-                "bound that is necessary for TANGO to be proved convergent (past twice the bound "
-                'the velocity diverges): lower gamma, or use gamma="max".',
-                RuntimeWarning,
-                stacklevel=5,
-            )
-
-    # ------------------------------------------------------------------ what it knows of itself
+    # ------------------------------------------------------------------ diagnostics
 
     def diagnostics(self) -> dict[str, float]:
-        """How the last step went.
+        """Return how the last step went.
 
         Returns:
             ``gamma``: γ; ``damping``: δt/γ, to compare with the eigenvalues of ``C^½ F C^½``;
@@ -571,14 +510,15 @@ class TANGO(Optimizer):
             groups have their number appended, as in ``gamma_1``.
         """
         known: dict[str, float] = {}
-        for k, group in enumerate(self.param_groups):
+        for k, (group, rule) in enumerate(zip(self.param_groups, self._rules(), strict=True)):
             suffix = f"_{k}" if k else ""
-            gamma = self._gamma(group).value if group["steps"] else math.nan
+            gamma = rule.value if group["steps"] else math.nan
             known[f"gamma{suffix}"] = gamma
             known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
         known["fisher_quotient"] = self._quotient
-        if autos(self._rules()):
-            known["guards"] = sum(rule.guards for rule in autos(self._rules()))
+        autos = auto_rules(self._rules())
+        if autos:
+            known["guards"] = sum(rule.guards for rule in autos)
         return known
 
     def report(self) -> None:
@@ -591,7 +531,7 @@ class TANGO(Optimizer):
         likelihood: Likelihood,
         batches: Iterable[Sequence[Any]],
     ) -> float:
-        """How far the velocity is from the damped natural gradient at the current parameters.
+        """Return how far the velocity is from the damped natural gradient at the current θ.
 
         The relative residual ``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, with g
         and F averaged over the batches: 0 when v solves the equation that it settles at, 1 for
@@ -607,19 +547,20 @@ class TANGO(Optimizer):
                 sampling noise.
             batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
         """
-        if not all(group["steps"] and self._gamma(group).value for group in self.param_groups):
+        rules = self._rules()
+        if not all(g["steps"] and r.value for g, r in zip(self.param_groups, rules, strict=True)):
             raise RuntimeError("residual() needs a velocity and γ > 0: take a step first")
-        follow_model(self.param_groups, self.state)
+        move_with_model(self.param_groups, self.state)
         equations = [
             Equation(
                 params=group["params"],
                 v=velocities(group["params"], self.state),
                 C=group["preconditioner"],
                 keep=1 - group["previous_lr"],
-                damping=group["previous_lr"] / self._gamma(group).value,
+                damping=group["previous_lr"] / rule.value,
                 prior=group["weight_decay"],
             )
-            for group in self.param_groups
+            for group, rule in zip(self.param_groups, rules, strict=True)
         ]
         peers = distributed.peers(model if isinstance(model, nn.Module) else None)
         if peers.sharded:
@@ -635,60 +576,48 @@ class TANGO(Optimizer):
     # ------------------------------------------------------------------ saving, loading, copying
 
     def state_dict(self) -> dict[str, Any]:
-        """As torch's: the rule's and the preconditioner's statistics stand in their group."""
-        kept = [(group, self._gamma(group), group["preconditioner"]) for group in self.param_groups]
-        without = self._without_leading()
-        for group, gamma, C in kept:  # so that hooks, too, see tensors and plain numbers
-            group |= {"gamma": gamma.state_dict(), "preconditioner": C.state_dict()}
-        for p in without:  # the same keys at all times, for distributed checkpoints
-            self.state[p]["leading"] = torch.zeros_like(p)
+        """Return the state, with the statistics of γ and C in their groups as plain values."""
+        self._rules()
+        handle = self.register_state_dict_post_hook(checkpoint.to_plain_values, prepend=True)
         try:
             return super().state_dict()
         finally:
-            for group, gamma, C in kept:
-                group |= {"gamma": gamma, "preconditioner": C}
-            for p in without:
-                self.state[p] = {k: x for k, x in self.state[p].items() if k != "leading"}
+            handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a saved run; the γ rules and preconditioners must be of the kinds saved."""
-        kept = [(self._gamma(group), group["preconditioner"]) for group in self.param_groups]
-        check_state(self.param_groups, state_dict)
-        super().load_state_dict(state_dict)
-        for (gamma, C), group in zip(kept, self.param_groups, strict=True):
-            gamma.load_state_dict(group["gamma"])
-            C.load_state_dict(group["preconditioner"])
-            group |= {"gamma": gamma, "preconditioner": C}
-        known = [state for state in self.state.values() if "leading" in state]
-        leading = [state["leading"] for state in known]
-        if not dot(leading, leading):
-            for state in known:
-                del state["leading"]
+        """Continue a saved run; γ rules and preconditioners must be of the kinds saved.
 
-    def _without_leading(self) -> list[Tensor]:
-        """Parameters whose "auto" γ has not iterated for a leading eigenvector yet."""
-        return [
-            p
-            for group in self.param_groups
-            if isinstance(self._gamma(group), Auto)
-            for p in group["params"]
-            if p in self.state and "leading" not in self.state[p]
-        ]
+        Raises:
+            ValueError: the state is damaged, or that of another optimizer; nothing was changed.
+        """
+        self._rules()
+        handle = self.register_load_state_dict_pre_hook(checkpoint.check_structure)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
         return super().__getstate__() | {"_engines": self._engines}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
+        state = checkpoint.to_objects(getattr(self, "param_groups", ()), state)
         super().__setstate__(state)
-        self._forget()
+        self._reset()
 
-    def _forget(self) -> None:
-        """What is not part of the state: the open step, names, and what was last reported."""
+    def _reset(self) -> None:
+        """Reset what is not saved: the open step, names, and what was last reported."""
         self.scaler = None
-        self._open = OpenStep()
+        self._pending = PendingStep()
         self._names = {}
         self._versions = {}
+        self._velocity_versions = {}
         self._quotient = math.nan
-        self._bound = NecessaryBound()
-        self._warned = 0.0
-        self._said_blind = False
+        self._unstable = deque(maxlen=10)
+        self._warned_no_replay = False
+        self._warned_unstable = False
+
+
+def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:
+    """Return what differs after each change of one of the tensors."""
+    return [(id(x), x._version) for x in tensors]

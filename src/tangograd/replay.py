@@ -70,6 +70,16 @@ class Replay:
         self._chained |= any(isinstance(x, Tensor) and x.grad_fn is not None for x in leaves)
         self._calls.append(_Call(args, dict(kwargs), Conditions(model)))
 
+    def products(
+        self, parameters: Sequence[Tensor], x: Sequence[Tensor], *, graph: bool
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return, for each term, outputs z with their graph, ``t = J x`` and ``H t``."""
+        found = []
+        for term, z, t in self.run(parameters, x, graph=graph):
+            with torch.no_grad():
+                found.append((z, t, term.again(t) * term.share.factor))
+        return found
+
     def run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
     ) -> list[Again]:

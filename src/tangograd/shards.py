@@ -66,6 +66,23 @@ def local(tensor: Tensor) -> Tensor:
     return tensor.to_local() if is_shard(tensor) else tensor  # type: ignore[attr-defined]
 
 
+def sums(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sum of all elements of each tensor, over the parts of all processes.
+
+    >>> sums([torch.ones(2, 3)])
+    [tensor(6.)]
+    """
+    found = [local(tensor).sum() for tensor in tensors]
+    sharded = [i for i, tensor in enumerate(tensors) if is_shard(tensor)]
+    if sharded:
+        mesh = tensors[sharded[0]].device_mesh  # type: ignore[attr-defined]
+        total = torch.stack([found[i].double() for i in sharded])
+        dist.all_reduce(total, group=mesh.get_group())
+        for i, whole in zip(sharded, total, strict=True):
+            found[i] = whole.to(tensors[i].dtype)
+    return found
+
+
 def over_shards(numbers: Sequence[float], tensors: Sequence[Tensor]) -> float:
     """The sum of numbers, one a tensor, computed from the local parts: added up over processes."""
     if not any(is_shard(tensor) for tensor in tensors):

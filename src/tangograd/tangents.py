@@ -37,9 +37,15 @@ class DisagreementError(RuntimeError):
 
 @dataclass
 class Share:
-    """How much of a term has gone into the gradient: the factor its backward was called with."""
+    """The factor of a term in the step's loss: the sum of what its backward was called with."""
 
-    factor: float = 0.0
+    factor: Tensor = field(default_factory=lambda: torch.zeros(()))
+    used: bool = False
+
+    def add(self, factor: Tensor) -> None:
+        """Take the gradient of the step's loss with respect to the term, on its device."""
+        self.factor = factor.detach() + (self.factor if self.used else 0)
+        self.used = True
 
 
 @dataclass
@@ -77,7 +83,7 @@ class Term:
     total_weight: float
     rank_one: bool
     closed_form: bool
-    draw: Callable[[float, int], tuple[Tensor, float]]
+    draw: Callable[[float, int], tuple[Tensor, Tensor]]
     probe: Callable[[], Tensor]
     again: Callable[[Tensor], Tensor]
     rows: Callable[[Tensor], Tensor]

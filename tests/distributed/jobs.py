@@ -15,10 +15,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from tangograd import TANGO, Categorical, Gaussian
+from tangograd.curvature import Auto
+from tangograd.curvature.pseudo_gradients import probe
 from tangograd.distributed import batch_factor, peers
 from tangograd.engines.passes import Compiled
-from tangograd.gamma import Auto
-from tangograd.statistics import probe
 
 INPUTS, CLASSES = 4, 3
 

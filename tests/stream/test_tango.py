@@ -8,6 +8,7 @@ import torch
 from numba import njit
 
 from tangograd import TANGO, MeanScaleGaussian
+from tangograd.curvature.planning import Plan
 from tangograd.optimizer import tango_update
 from tangograd.stream import averaged_sgd, tango
 from tangograd.stream.models import gaussian
@@ -59,10 +60,7 @@ def by_hand(
             [theta],
             [v],
             [bracket],
-            gamma=gamma,
-            dt=dt[k],
-            dt_previous=dt[k - 1],
-            accelerated=accelerated,
+            Plan(gamma, keep=1 - dt[k - 1], move=1.0 if accelerated else dt[k]),
         )
     return theta, v
 

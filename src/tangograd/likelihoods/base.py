@@ -332,7 +332,7 @@ class _LossWithCotangent(torch.autograd.Function):
                 "parameters are dual numbers, and torch would differentiate their tangents too"
             )
         (cotangent,) = ctx.saved_tensors
-        ctx.share.factor += float(grad_outputs[0])
+        ctx.share.add(grad_outputs[0])
         return grad_outputs[0] * cotangent, None, None, None
 
 

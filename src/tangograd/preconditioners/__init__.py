@@ -27,9 +27,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tangograd.preconditioners.base import Identity, Preconditioner
+from tangograd.preconditioners.diagonal import InverseDiagonal, RMSProp
 from tangograd.preconditioners.given import Dense, Diagonal
 from tangograd.preconditioners.kronecker import Kronecker
-from tangograd.preconditioners.learned import InverseDiagonal, RMSProp
 
 __all__ = [
     "PRECONDITIONERS",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from tangograd.preconditioners.base import Preconditioner
+from tangograd.preconditioners.base import Preconditioner, check_entries
 from tangograd.vectors import flatten, moved, unflatten
 
 
@@ -32,15 +32,15 @@ class Diagonal(Preconditioner):
             raise ValueError("a preconditioner is positive definite: its diagonal must be > 0")
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``c ⊙ x``."""
+        """Return ``c ⊙ x``."""
         return [c * x for c, x in zip(self.diagonal, tensors, strict=True)]
 
     def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``x / c``."""
+        """Return ``x / c``."""
         return [x / c for c, x in zip(self.diagonal, tensors, strict=True)]
 
     def check(self, parameters: Sequence[Tensor]) -> None:
-        """Shapes must match one to one."""
+        """Check that shapes match one to one."""
         ours = [tuple(c.shape) for c in self.diagonal]
         theirs = [tuple(p.shape) for p in parameters]
         if ours != theirs:
@@ -49,19 +49,21 @@ class Diagonal(Preconditioner):
                 f"{theirs}; give each group its own"
             )
 
-    def follow(self, parameters: Sequence[Tensor]) -> None:
-        """The diagonal."""
+    def to_(self, parameters: Sequence[Tensor]) -> None:
+        """Move the diagonal."""
         self.diagonal = [moved(c, p) for c, p in zip(self.diagonal, parameters, strict=True)]
 
     def state_dict(self) -> dict[str, Any]:
-        """The diagonal."""
+        """Return the diagonal."""
         return {"diagonal": self.diagonal}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved diagonal."""
-        self.diagonal = [
-            saved.to(c) for saved, c in zip(state["diagonal"], self.diagonal, strict=True)
-        ]
+    def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
+        """Return one with the saved diagonal."""
+        check_entries(self, state, {"diagonal"})
+        loaded = type(self)(_tensors(state["diagonal"]))
+        loaded.check(parameters)
+        loaded.to_(parameters)
+        return loaded
 
 
 class Dense(Preconditioner):
@@ -77,9 +79,7 @@ class Dense(Preconditioner):
     """
 
     def __init__(self, matrix: Tensor) -> None:
-        self._set(matrix.detach().clone())
-
-    def _set(self, matrix: Tensor) -> None:
+        matrix = matrix.detach().clone()
         if matrix.dim() != 2 or matrix.shape[0] != matrix.shape[1]:
             raise ValueError(f"a dense preconditioner is square; got shape {tuple(matrix.shape)}")
         factor, failed = torch.linalg.cholesky_ex(matrix)
@@ -89,16 +89,16 @@ class Dense(Preconditioner):
         self._factor = factor
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C x``."""
+        """Return ``C x``."""
         return unflatten(self.matrix @ flatten(tensors), tensors)
 
     def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C⁻¹ x``, by the Cholesky factor."""
+        """Return ``C⁻¹ x``, by the Cholesky factor."""
         x = flatten(tensors).unsqueeze(1)
         return unflatten(torch.cholesky_solve(x, self._factor).squeeze(1), tensors)
 
     def check(self, parameters: Sequence[Tensor]) -> None:
-        """The side of the matrix is the number of elements."""
+        """Check that the side of the matrix is the number of elements."""
         elements = sum(p.numel() for p in parameters)
         if elements != len(self.matrix):
             raise ValueError(
@@ -106,15 +106,25 @@ class Dense(Preconditioner):
                 "give each group its own"
             )
 
-    def follow(self, parameters: Sequence[Tensor]) -> None:
-        """The matrix."""
+    def to_(self, parameters: Sequence[Tensor]) -> None:
+        """Move the matrix."""
         like = flatten([p.new_empty(0) for p in parameters])
         self.matrix, self._factor = moved(self.matrix, like), moved(self._factor, like)
 
     def state_dict(self) -> dict[str, Any]:
-        """The matrix."""
+        """Return the matrix."""
         return {"matrix": self.matrix}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over a saved matrix."""
-        self._set(state["matrix"].to(self.matrix))
+    def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
+        """Return one with the saved matrix."""
+        check_entries(self, state, {"matrix"})
+        loaded = type(self)(*_tensors([state["matrix"]]))
+        loaded.check(parameters)
+        loaded.to_(parameters)
+        return loaded
+
+
+def _tensors(saved: object) -> list[Tensor]:
+    if not isinstance(saved, list | tuple) or not all(isinstance(x, Tensor) for x in saved):
+        raise ValueError("the saved preconditioner has entries that are not tensors")
+    return list(saved)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from tangograd.preconditioners.base import Preconditioner
-from tangograd.preconditioners.learned import InverseDiagonal
-from tangograd.statistics import Factors, Statistics
-from tangograd.vectors import dot, moved
+from tangograd.curvature.statistics import Factors, Statistics
+from tangograd.preconditioners.base import Preconditioner, check_entries, saved_count
+from tangograd.preconditioners.diagonal import InverseDiagonal
+from tangograd.preconditioners.factors import DampedFactor, damped_factor, leading_directions
+from tangograd.vectors import moved
 
 
 class Kronecker(Preconditioner):
@@ -22,17 +24,13 @@ class Kronecker(Preconditioner):
     there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the limit is exact with
     any C.
 
-    Large factors keep their leading :data:`RANK` directions, and one number for all others, which
-    damping makes alike anyway: two thin products a side, in place of a large one, and no inverse of
-    a large matrix. The directions follow the factors by subspace iteration.
-
     Example: for one sample a and one output, A is ``a aᵀ``.
 
         >>> C, a = Kronecker(), torch.tensor([[1.0, 2.0]])
         >>> layer = Factors(0, None, a.T @ a, torch.eye(1))
         >>> C.update(Statistics(1, [torch.ones(1, 2)], [], [layer]))
         >>> C.apply_inverse(C.apply([torch.tensor([[3.0, 4.0]])]))
-        [tensor([[3.0000, 4.0000]])]
+        [tensor([[3., 4.]])]
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal", "layers"})
@@ -43,79 +41,76 @@ class Kronecker(Preconditioner):
     def __init__(self) -> None:
         self.updates = 0
         self._rest = InverseDiagonal()
-        self._averages: list[Factors] = []
-        self._spans: dict[int, tuple[Tensor, Tensor]] = {}  # leading directions of A and of G
+        self._averages: dict[int, Factors] = {}  # by the position of the weight
+        self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # leading ones of A and G
         self._layers: list[_Layer] = []
 
     def update(self, statistics: Statistics) -> None:
-        """Average the factors on."""
-        if not all(bool(f.A.isfinite().all() & f.G.isfinite().all()) for f in statistics.layers):
-            return
+        """Update the averages of the factors."""
         self.updates += 1
         self._rest.update(statistics)
         rate = max(1 / self.updates, self.FORGETTING)
-        known = {old.weight: old for old in self._averages}
+        sums = [factor.sum() for layer in statistics.layers for factor in (layer.A, layer.G)]
+        finite = torch.stack(sums).isfinite().all() if sums else torch.tensor(True)
         for new in statistics.layers:
-            old = known.get(new.weight)
+            old = self._averages.get(new.weight)
             if old is None:
-                self._averages.append(new)
+                zeros = new.A.new_zeros(())
+                A, G = (torch.where(finite, x, zeros) for x in (new.A, new.G))
+                self._averages[new.weight] = new._replace(A=A, G=G)
             elif old.A.shape == new.A.shape:
-                old.A.lerp_(new.A, rate)
-                old.G.lerp_(new.G, rate)
-        for weight, _, A, G in self._averages:
-            if not _mean(A) * _mean(G) > 0:
-                continue  # no signal has come through this layer yet
-            P, Q = self._spans.get(weight, (None, None))
-            self._spans[weight] = (_leading(A, P), _leading(G, Q))
+                for average, x in ((old.A, new.A), (old.G, new.G)):
+                    average.add_(torch.where(finite, x - average, 0.0), alpha=rate)
+        for weight, _, A, G in self._averages.values():
+            P, Q = self._directions.get(weight, (None, None))
+            self._directions[weight] = (leading_directions(A, P), leading_directions(G, Q))
         self._set()
 
     def _set(self) -> None:
         """Damp the factors.
 
-        The damping ``c I`` of ``A ⊗ G``, c being the mean curvature over all layers, is shared out
+        The damping ``c I`` of ``A ⊗ G``, c being the mean curvature over all layers, is divided
         between the factors in proportion to the means of their diagonals.
         """
-        means = [(_mean(f.A), _mean(f.G)) for f in self._averages]
-        elements = [len(f.A) * len(f.G) for f in self._averages]
-        total = sum(a * g * n for (a, g), n in zip(means, elements, strict=True))
-        c = total / max(sum(elements), 1)
         self._layers = []
-        for (weight, bias, A, G), (a, g) in zip(self._averages, means, strict=True):
-            if weight in self._spans:
-                P, Q = self._spans[weight]
-                right = _Spiked.of(A, P, (c * a / g) ** 0.5)
-                left = _Spiked.of(G, Q, (c * g / a) ** 0.5)
-                self._layers.append(_Layer(weight, bias, left, right))
+        if not self._averages:
+            return
+        factors = list(self._averages.values())
+        means = [(f.A.diagonal().mean(), f.G.diagonal().mean()) for f in factors]
+        elements = [len(f.A) * len(f.G) for f in factors]
+        totals = [a * g * n for (a, g), n in zip(means, elements, strict=True)]
+        c = torch.stack(totals).sum() / sum(elements)
+        for (weight, bias, A, G), (a, g) in zip(factors, means, strict=True):
+            P, Q = self._directions[weight]
+            seen = a * g > 0  # before any signal has come through the layer, C is the identity
+            right = damped_factor(A, P, (c * a / g).sqrt(), seen)
+            left = damped_factor(G, Q, (c * g / a).sqrt(), seen)
+            self._layers.append(_Layer(weight, bias, left, right))
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``(G + β)⁻¹ X (A + α)⁻¹`` for the matrix ``X = [weight | bias]`` of a layer."""
-        return self._multiply(tensors, self._rest.apply, lambda f, X: f.solve(X))
+        """Return ``(G + β)⁻¹ X (A + α)⁻¹`` for the matrix ``X = [weight | bias]`` of a layer."""
+        return self._multiply(
+            tensors, self._rest.apply, lambda f, X: f.right.solve_right(f.left.solve(X))
+        )
 
     def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``(G + β) X (A + α)``."""
-        return self._multiply(tensors, self._rest.apply_inverse, lambda f, X: f.multiply(X))
-
-    def squared_norm(self, tensors: list[Tensor]) -> float:
-        """``xᵀ C⁻¹ x``, at half the cost of ``C⁻¹ x``."""
-        total, covered = 0.0, set()
-        for layer in self._layers:
-            covered |= {layer.weight, layer.bias}
-            total += _squared_norm(layer.left, layer.right, layer.matrix(tensors))
-        alone = [i for i in range(len(tensors)) if i not in covered]
-        if alone:
-            inverse = self._rest.apply_inverse(tensors)
-            total += dot([tensors[i] for i in alone], [inverse[i] for i in alone])
-        return total
+        """Return ``(G + β) X (A + α)``."""
+        return self._multiply(
+            tensors,
+            self._rest.apply_inverse,
+            lambda f, X: f.right.multiply_right(f.left.multiply(X)),
+        )
 
     def _multiply(
         self,
         tensors: list[Tensor],
         rest: Callable[[list[Tensor]], list[Tensor]],
-        product: Callable[[_Spiked, Tensor], Tensor],
+        product: Callable[[_Layer, Tensor], Tensor],
     ) -> list[Tensor]:
+        """Multiply each layer by its factors, and the other tensors by the diagonal."""
         done: dict[int, Tensor] = {}
         for layer in self._layers:
-            Y = product(layer.left, product(layer.right, layer.matrix(tensors).T).T)
+            Y = product(layer, layer.matrix(tensors))
             if layer.bias is not None:
                 Y, done[layer.bias] = Y[:, :-1], Y[:, -1]
             done[layer.weight] = Y.reshape(tensors[layer.weight].shape)
@@ -124,115 +119,89 @@ class Kronecker(Preconditioner):
         return [done.get(i, other) for i, other in enumerate(rest(tensors))]
 
     def check(self, parameters: Sequence[Tensor]) -> None:
-        """Loaded factors must fit the parameters."""
+        """Check that the factors fit the parameters."""
         self._rest.check(parameters)
-        for weight, _, A, G in self._averages:
+        for weight, _, A, G in self._averages.values():
             shape = tuple(parameters[weight].shape) if weight < len(parameters) else ()
             columns = parameters[weight].numel() // shape[0] if shape else 0
             if len(G) != (shape or (0,))[0] or len(A) not in (columns, columns + 1):
                 raise ValueError(
-                    f"Kronecker has learned factors of sides {len(G)} and {len(A)} for parameter "
-                    f"number {weight}, which has shape {shape}; give each group its own"
+                    f"Kronecker has factors of sides {len(G)} and {len(A)} for parameter number "
+                    f"{weight}, which has shape {shape}; give each group its own"
                 )
 
-    def start(self, parameters: Sequence[Tensor]) -> None:
-        """Layers, and so their factors, are known after the first step."""
-        self._rest.start(parameters)
+    def init(self, parameters: Sequence[Tensor]) -> None:
+        """Allocate the diagonal; layers, and so their factors, are known after the first step."""
+        self._rest.init(parameters)
 
-    def follow(self, parameters: Sequence[Tensor]) -> None:
-        """The factors and their leading directions."""
-        self._rest.follow(parameters)
-        if all(f.A is moved(f.A, parameters[f.weight]) for f in self._averages):
+    def to_(self, parameters: Sequence[Tensor]) -> None:
+        """Move the factors and their leading directions."""
+        self._rest.to_(parameters)
+        averages = self._averages.values()
+        if all(f.A is moved(f.A, parameters[f.weight]) for f in averages):
             return
-        self._averages = [
-            Factors(w, b, moved(A, parameters[w]), moved(G, parameters[w]))
-            for w, b, A, G in self._averages
-        ]
-        self._spans = {
+        self._averages = {
+            w: Factors(w, b, moved(A, parameters[w]), moved(G, parameters[w]))
+            for w, b, A, G in averages
+        }
+        self._directions = {
             w: (moved(P, parameters[w]), moved(Q, parameters[w]))
-            for w, (P, Q) in self._spans.items()
+            for w, (P, Q) in self._directions.items()
         }
         self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Factors and their leading directions, as lists of tensors and numbers."""
+        """Return factors and their leading directions, as lists of tensors and numbers."""
         return {
             "updates": self.updates,
             "rest": self._rest.state_dict(),
-            "averages": [list(factors) for factors in self._averages],
-            "spans": [[weight, P, Q] for weight, (P, Q) in self._spans.items()],
+            "averages": [list(factors) for factors in self._averages.values()],
+            "directions": [[weight, P, Q] for weight, (P, Q) in self._directions.items()],
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over saved factors."""
-        self.updates = state["updates"]
-        self._rest.load_state_dict(state["rest"])
-        self._averages = [
-            Factors(weight, bias, A.clone(), G.clone()) for weight, bias, A, G in state["averages"]
-        ]
-        self._spans = {weight: (P.clone(), Q.clone()) for weight, P, Q in state["spans"]}
-        self._set()
+    def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
+        """Return one with saved factors."""
+        check_entries(self, state, {"updates", "rest", "averages", "directions"})
+        loaded = copy.copy(self)
+        loaded.updates = saved_count(self, "updates", state["updates"])
+        loaded._rest = self._rest.from_state(state["rest"], parameters)
+        loaded._averages, loaded._directions = {}, {}
+        for entry in _entries("averages", state["averages"], 4):
+            weight, bias, A, G = entry
+            if bias is not None and bias not in range(len(parameters)):
+                raise ValueError(f"the saved Kronecker has a bias at the position {bias!r}")
+            loaded._averages[weight] = Factors(weight, bias, _square(A), _square(G))
+        for weight, P, Q in _entries("directions", state["directions"], 3):
+            if not (isinstance(P, Tensor) and isinstance(Q, Tensor)):
+                raise ValueError("the saved Kronecker has directions that are not tensors")
+            loaded._directions[weight] = (P.clone(), Q.clone())
+        if loaded._averages.keys() != loaded._directions.keys():
+            raise ValueError("the saved Kronecker has factors and directions of different layers")
+        loaded.check(parameters)
+        for weight, (P, Q) in loaded._directions.items():
+            factors = loaded._averages[weight]
+            if P.shape[:1] != factors.A.shape[:1] or Q.shape[:1] != factors.G.shape[:1]:
+                raise ValueError("the saved Kronecker has directions that do not fit its factors")
+        loaded.to_(parameters)
+        loaded._set()
+        return loaded
 
 
-#: Directions kept of a factor; smaller factors are kept whole.
-RANK = 64
+def _entries(name: str, saved: object, length: int) -> list[Any]:
+    """Return saved entries of one layer each, or raise ``ValueError``."""
+    valid = isinstance(saved, list | tuple) and all(
+        isinstance(entry, list | tuple) and len(entry) == length and isinstance(entry[0], int)
+        for entry in saved
+    )
+    if not valid:
+        raise ValueError(f"the saved {name!r} of Kronecker is damaged")
+    return list(saved)  # type: ignore[call-overload,no-any-return]
 
 
-class _Spiked(NamedTuple):
-    """``M = Q diag(values) Qᵀ + rest (I - Q Qᵀ)``, Q having orthonormal columns.
-
-    Attributes:
-        Q: the leading directions.
-        values: the eigenvalues of M along them.
-        rest: that of all other directions; ``None`` when Q is square.
-    """
-
-    Q: Tensor
-    values: Tensor
-    rest: float | None
-
-    @classmethod
-    def of(cls, matrix: Tensor, Q: Tensor, damping: float) -> _Spiked:
-        """The matrix plus damping, Q spanning its leading directions."""
-        # in double precision: single precision has returned NaN for singular matrices
-        values, U = torch.linalg.eigh((Q.T @ matrix @ Q).double())
-        values, U = values.clamp(min=0).to(matrix.dtype), U.to(matrix.dtype)
-        others = len(matrix) - Q.shape[1]
-        rest = float(matrix.trace() - values.sum()) / others if others else None
-        rest = None if rest is None else max(rest, 0.0) + damping
-        return cls(Q @ U, values + damping, rest)
-
-    def multiply(self, X: Tensor) -> Tensor:
-        """``M X``."""
-        return self._times(self.values, self.rest, X)
-
-    def solve(self, X: Tensor) -> Tensor:
-        """``M⁻¹ X``."""
-        return self._times(1 / self.values, None if self.rest is None else 1 / self.rest, X)
-
-    def _times(self, values: Tensor, rest: float | None, X: Tensor) -> Tensor:
-        Y = self.Q.T @ X
-        if rest is None:
-            return self.Q @ (values.unsqueeze(1) * Y)
-        return torch.addmm(X, self.Q, (values - rest).unsqueeze(1) * Y, beta=rest)
-
-
-def _leading(matrix: Tensor, before: Tensor | None) -> Tensor:
-    """Orthonormal columns that span about the leading directions, from those known before."""
-    if len(matrix) <= 2 * RANK:
-        return torch.eye(len(matrix), dtype=matrix.dtype, device=matrix.device)
-    if before is None:
-        start = torch.Generator().manual_seed(0)
-        before = torch.randn(len(matrix), RANK, generator=start, dtype=matrix.dtype)
-        before = _iterate(matrix, _iterate(matrix, before.to(matrix.device)))
-    return _iterate(matrix, before)
-
-
-def _iterate(matrix: Tensor, Q: Tensor) -> Tensor:
-    """Two subspace iterations."""
-    matrix = matrix / matrix.trace()
-    found: Tensor = torch.linalg.qr(matrix @ torch.linalg.qr(matrix @ Q).Q).Q
-    return found
+def _square(factor: object) -> Tensor:
+    if not isinstance(factor, Tensor) or factor.dim() != 2 or factor.shape[0] != factor.shape[1]:
+        raise ValueError("the saved Kronecker has a factor that is not a square matrix")
+    return factor.clone()
 
 
 class _Layer(NamedTuple):
@@ -240,31 +209,12 @@ class _Layer(NamedTuple):
 
     weight: int
     bias: int | None
-    left: _Spiked
-    right: _Spiked
+    left: DampedFactor
+    right: DampedFactor
 
     def matrix(self, tensors: list[Tensor]) -> Tensor:
-        """``[weight | bias]``."""
+        """Return ``[weight | bias]``."""
         X = tensors[self.weight].reshape(len(tensors[self.weight]), -1)
         if self.bias is None:
             return X
         return torch.cat([X, tensors[self.bias].unsqueeze(1)], 1)
-
-
-def _squared_norm(left: _Spiked, right: _Spiked, X: Tensor) -> float:
-    """``tr Xᵀ L X R``: with ``M = rest I + Q diag(values - rest) Qᵀ``, four sums of squares."""
-    a, b = left.rest or 0.0, right.rest or 0.0
-    on_left, on_right = left.values - a, right.values - b
-    QX = left.Q.T @ X
-    total = float(on_left @ (QX @ right.Q).square() @ on_right)
-    if b:
-        total += b * float(on_left @ QX.square().sum(1))
-    if a:
-        total += a * float(on_right @ (X @ right.Q).square().sum(0))
-    if a and b:
-        total += a * b * float(X.square().sum())
-    return total
-
-
-def _mean(matrix: Tensor) -> float:
-    return float(matrix.diagonal().mean())

@@ -8,6 +8,7 @@ products: it is an independent check of both.
 from tangograd.reference.dense import fisher_matrix, natural_gradient
 from tangograd.reference.descent import AveragedSGD, NaturalGradient
 from tangograd.reference.flow import natural_gradient_flow
+from tangograd.reference.necessary import necessary_gamma
 
 __all__ = [
     "AveragedSGD",
@@ -15,4 +16,5 @@ __all__ = [
     "fisher_matrix",
     "natural_gradient",
     "natural_gradient_flow",
+    "necessary_gamma",
 ]

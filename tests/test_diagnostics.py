@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from tangograd import TANGO, Categorical
-from tangograd.gamma import Auto, Constant, RunningMax
-from tangograd.report import describe
+from tangograd.curvature import Auto, Constant, RunningMax
+from tangograd.diagnostics import describe
 
 from .cases import mlp
 

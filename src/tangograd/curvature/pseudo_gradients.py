@@ -1,7 +1,7 @@
-"""What preconditioners learn from: gradients and pseudo-gradients of a batch, never the velocity.
+"""Gradients and pseudo-gradients of a batch, from which preconditioners learn.
 
-``p.grad`` is the bracket ``g - F̂ v``, so on refresh steps these are pulled back on their own
-through the graph of the forward pass:
+``p.grad`` is the bracket ``g - F̂ v``, so on refresh steps these are computed separately, by
+vector-Jacobian products through the graph of the forward pass:
 
 * the diagonal of F̂, without bias and without anything per sample: for ``h = Σ √w_i ε_i g̃_i`` with
   random signs, ``E h² = Σ w_i g̃_i²``, element by element;
@@ -10,58 +10,25 @@ through the graph of the forward pass:
   weight, 1 appended for a bias) and cotangents δ of the outputs in the pull-back of h,
   ``F ≈ A ⊗ G``, ``A = mean a aᵀ``, ``G = Σ δ δᵀ``.
 
-Factors with which terms enter the loss are known only after the backward pass: they are put in by
-:func:`combine`, when the step is taken.
+The factors with which terms enter the loss are known only after the backward pass:
+:func:`combine` multiplies by them when the step is taken. Nothing here reads a number on the host.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tangograd.curvature.statistics import Factors, Statistics
 from tangograd.distributed import ALONE, Peers, here
 from tangograd.tangents import LayerCall, Session, Share, check_term
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
-
-
-class Factors(NamedTuple):
-    """A layer's block of F is about ``A ⊗ G``, for the matrix ``[weight | bias]``.
-
-    Attributes:
-        weight: the position of the weight in its group.
-        bias: that of the bias; ``None`` without one.
-        A: second moments of the inputs, ``(inputs [+ 1], inputs [+ 1])``.
-        G: of the outputs' cotangents, ``(outputs, outputs)``.
-    """
-
-    weight: int
-    bias: int | None
-    A: Tensor
-    G: Tensor
-
-
-@dataclass
-class Statistics:
-    """What one refresh tells a preconditioner of its group of parameters.
-
-    Attributes:
-        draws: how many pseudo-gradients of the batch went into it.
-        fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
-        gradient: g, shaped like the parameters.
-        layers: Kronecker factors, of the layers whose weight is in the group.
-    """
-
-    draws: int
-    fisher_diagonal: list[Tensor]
-    gradient: list[Tensor]
-    layers: list[Factors]
 
 
 @dataclass
@@ -140,7 +107,7 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
 
 def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE) -> Statistics:
     """The statistics of one group of parameters, from all terms that went into a step."""
-    used = [piece for piece in pulled if piece.share.factor > 0]
+    used = [piece for piece in pulled if piece.share.used]
     diagonal = _total(
         [(piece.share.factor, piece.parameters, piece.squares) for piece in used], group
     )
@@ -151,7 +118,7 @@ def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = AL
         draws=max((piece.draws for piece in used), default=0),
         fisher_diagonal=peers.mean_of_tensors(diagonal),
         gradient=peers.mean_of_tensors(gradient),
-        layers=_agreed(_factors(used, group), sum(piece.share.factor for piece in used), peers),
+        layers=_agreed(_factors(used, group), _total_factor(used), peers),
     )
 
 
@@ -162,7 +129,7 @@ def probe(
 
     The processes' own are independent and centred, so that ``Σ h / √size`` has the mean of their F̂.
     """
-    used = [piece for piece in pulled if piece.share.factor > 0]
+    used = [piece for piece in pulled if piece.share.used]
     h = peers.mean_of_tensors(
         _total(
             [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
@@ -172,34 +139,35 @@ def probe(
 
 
 def _total(
-    pieces: Sequence[tuple[float, Sequence[Tensor], list[Tensor]]], parameters: Sequence[Tensor]
+    pieces: Sequence[tuple[Tensor, Sequence[Tensor], list[Tensor]]], parameters: Sequence[Tensor]
 ) -> list[Tensor]:
-    """``Σ factor · tensors`` for these parameters, 0 where there is nothing of them."""
+    """Return ``Σ factor · tensors`` for these parameters, 0 where there is nothing of them."""
     pieces = [piece for piece in pieces if piece[2]]
     if not pieces:
         return []
-    factor, theirs, tensors = pieces[0]
-    if len(pieces) == 1 and [id(p) for p in theirs] == [id(p) for p in parameters]:
-        return tensors if factor == 1 else [factor * x for x in tensors]
     place = {id(p): i for i, p in enumerate(parameters)}
     sums = [torch.zeros_like(p) for p in parameters]
     for factor, theirs, tensors in pieces:
         for p, x in zip(theirs, tensors, strict=True):
             if id(p) in place:
-                sums[place[id(p)]].add_(x, alpha=factor)
+                sums[place[id(p)]].add_(x * factor.to(x.dtype))
     return sums
+
+
+def _total_factor(used: Sequence[Pulled]) -> Tensor:
+    return torch.stack([piece.share.factor for piece in used]).sum() if used else torch.zeros(())
 
 
 def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
     place = {id(p): i for i, p in enumerate(group)}
-    total = sum(piece.share.factor for piece in used)
+    total = _total_factor(used)
     found: dict[int, tuple[Tensor | None, Tensor, Tensor]] = {}
     for piece in used:
         for key, layer in piece.layers.items():
             if layer.A is None or layer.G is None or key not in place:
                 continue
-            factor = piece.share.factor
-            A, G = layer.A * (factor / total / layer.rows), factor * layer.G
+            factor = piece.share.factor.to(layer.A.dtype)
+            A, G = layer.A * (factor / total.to(factor.dtype) / layer.rows), factor * layer.G
             if key in found:
                 _, A_before, G_before = found[key]
                 A, G = A_before + A, G_before + G
@@ -215,8 +183,8 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
     return factors
 
 
-def _agreed(layers: list[Factors], total: float, peers: Peers) -> list[Factors]:
-    """The factors over all processes; a layer that one of them did not use counts as 0 there."""
+def _agreed(layers: list[Factors], total: Tensor, peers: Peers) -> list[Factors]:
+    """Return the factors over all processes; a layer that one did not use counts as 0 there."""
     if peers.size == 1:
         return layers
     shapes: dict[tuple[int, int | None], tuple[int, int]] = {}
@@ -229,11 +197,11 @@ def _agreed(layers: list[Factors], total: float, peers: Peers) -> list[Factors]:
     tensors = []
     for key, (a, g) in shapes.items():
         if key in own:
-            tensors += [total * own[key].A, own[key].G]
+            tensors += [total.to(like.dtype) * own[key].A, own[key].G]
         else:
             tensors += [like.new_zeros(a, a), like.new_zeros(g, g)]
     tensors = peers.mean_of_tensors(tensors)
-    (total,) = peers.mean([total])
+    total = peers.average(total.to(peers.device)).to(like.dtype)
     pairs = zip(shapes, tensors[::2], tensors[1::2], strict=True)
     return [Factors(weight, bias, A / total, G) for (weight, bias), A, G in pairs]
 

@@ -5,15 +5,17 @@ import torch
 from torch import nn
 
 from tangograd import TANGO, Categorical
+from tangograd.curvature.pseudo_gradients import collect, combine
+from tangograd.curvature.statistics import Factors, Statistics
 from tangograd.engines.block import Engines, tangent_block
-from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp, kronecker
-from tangograd.preconditioners.learned import FLOOR, LARGE
+from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp
+from tangograd.preconditioners import factors as damped
+from tangograd.preconditioners.diagonal import FLOOR, LARGE
 from tangograd.reference import fisher_matrix
-from tangograd.statistics import Factors, Statistics, collect, combine
 from tangograd.tangents import Session
 from tangograd.vectors import dot, flatten
 
-from .cases import LIKELIHOODS, problem
+from ..cases import LIKELIHOODS, problem
 
 
 def statistics(model, likelihood, x, y, needs, draws=1):
@@ -136,7 +138,8 @@ def test_uses_of_one_weight_add_up():
 
 @pytest.mark.parametrize("rank", [2, 64])
 def test_products_inverses_and_norms_of_a_kronecker_preconditioner(rank, monkeypatch):
-    monkeypatch.setattr(kronecker, "RANK", rank)
+    monkeypatch.setattr(damped, "RANK", rank)
+    monkeypatch.setattr(damped, "DENSE", 2 * rank)
     a, d = torch.randn(50, 8), torch.randn(50, 6)
     factors = Factors(0, 1, a.T @ a / 50, d.T @ d)
     C = Kronecker()
@@ -145,7 +148,6 @@ def test_products_inverses_and_norms_of_a_kronecker_preconditioner(rank, monkeyp
     x = [torch.randn(6, 7), torch.randn(6), torch.randn(2)]
     y = C.apply_inverse(C.apply(x))
     torch.testing.assert_close(flatten(y), flatten(x), rtol=1e-10, atol=1e-12)
-    assert C.squared_norm(x) == pytest.approx(dot(x, C.apply_inverse(x)), rel=1e-10)
     assert dot(x, C.apply(x)) > 0
     torch.testing.assert_close(C.apply(x)[2], x[2] / torch.tensor([2.0, 3.0]))
     if rank == 64:  # whole: (A + α) ⊗ (G + β), the product of dampings being the mean curvature
@@ -202,7 +204,7 @@ def test_loading_a_state_of_other_shapes_is_refused(preconditioner):
         loss = likelihood(saved(x), y)
     loss.backward()
     optimizers[0].step()
-    with pytest.raises(ValueError, match="give each group its own"):
+    with pytest.raises(ValueError, match="velocity of parameter"):
         optimizers[1].load_state_dict(optimizers[0].state_dict())
 
 

@@ -1,23 +1,23 @@
-"""Diagnostics in words."""
+"""The report of an optimizer: what its diagnostics mean, in words."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 
-from tangograd.gamma import Auto, GammaRule
+from tangograd.curvature import Auto, GammaRule
 
 
 def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) -> str:
-    """What the diagnostics of an optimizer mean, in a few lines.
+    """Return what the diagnostics of an optimizer mean, in a few lines.
 
     Args:
         rules: the γ rules of the groups.
         known: ``optimizer.diagnostics()``.
-        steps: how many steps were taken.
+        steps: the number of steps taken.
 
     Example:
-        >>> from tangograd.gamma import Constant
+        >>> from tangograd.curvature import Constant
         >>> known = {"gamma": 0.5, "damping": 0.2, "fisher_quotient": 5.0}
         >>> print(describe([Constant(0.5)], known, steps=10))
         after 10 steps: γ = 0.5, given
@@ -33,8 +33,7 @@ def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) ->
             continue
         group = f" of group {k}" if k else ""
         gamma = known[f"gamma_{k}" if k else "gamma"]
-        how = _limit(rule) if isinstance(rule, Auto) else _name(rule)
-        lines.append(f"γ{group} = {gamma:.3g}, {how}")
+        lines.append(f"γ{group} = {gamma:.3g}, {rule.describe()}")
     lines[0] = f"after {steps} steps: {lines[0]}"
     gamma, damping, quotient = known["gamma"], known["damping"], known["fisher_quotient"]
     lines.append(f"damping δt/γ = {damping:.3g}; curvature along v (quotient) = {quotient:.3g}")
@@ -45,27 +44,8 @@ def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) ->
                 "end: lower gamma"
             )
         lines.append("- " + _damping(damping, quotient))
-    lines += [f"- {text}" for rule in dict.fromkeys(rules) for text in _guards(rule, steps)]
-    return "\n".join(lines)
-
-
-def _name(rule: GammaRule) -> str:
-    return "given" if not rule.needs_pseudo_gradients else f"by {type(rule).__name__}"
-
-
-def _limit(rule: Auto) -> str:
-    """Which of its limits sets γ."""
-    if rule.blind:
-        return "auto, following the quotient alone: the batch could not be run again"
-    limits = {
-        "set by the line search": rule.search,
-        "capped by the largest curvature, noise of the batch included: larger batches allow more": (
-            rule.cap / rule.MARGIN
-        ),
-        "capped by what noise may cost: larger batches, or a lower lr, allow more": rule.noise,
-        "capped by the recent maximum of the quotient": rule.recent_quotient,
-    }
-    return "auto, " + max(limits, key=lambda name: limits[name])
+    autos = [rule for rule in dict.fromkeys(rules) if isinstance(rule, Auto)]
+    return "\n".join([*lines, *(f"- {_guards(rule, steps)}" for rule in autos)])
 
 
 def _damping(damping: float, quotient: float) -> str:
@@ -81,11 +61,9 @@ def _damping(damping: float, quotient: float) -> str:
     )
 
 
-def _guards(rule: GammaRule, steps: int) -> list[str]:
-    if not isinstance(rule, Auto):
-        return []
+def _guards(rule: Auto, steps: int) -> str:
     if not rule.guards:
-        return ["the guard has not stepped in"]
+        return "the guard has not stepped in"
     text = f"the guard stepped in {rule.guards} times in {steps} steps"
     if rule.guards > 0.1 * steps + 10:
         text += (
@@ -94,4 +72,4 @@ def _guards(rule: GammaRule, steps: int) -> list[str]:
         )
     if rule.trust < 1:
         text += f"; γ is at {rule.trust:.0%} and recovering"
-    return [text]
+    return text

@@ -17,13 +17,12 @@ from tangograd import (
     MeanScaleGaussian,
     NegativeBinomial,
     Poisson,
-    refresh,
 )
-from tangograd.gamma import Auto
+from tangograd.curvature import Auto, refresh
 from tangograd.preconditioners import InverseDiagonal
 
-from .cases import Attention, ConvNet, Recurrent, student
-from .test_tangents import same
+from ..cases import Attention, ConvNet, Recurrent, student
+from ..test_tangents import same
 
 
 def net(inputs, outputs, activation=nn.ReLU, width=16):

@@ -1,12 +1,10 @@
-"""γ that needs no tuning."""
+"""The γ rule that needs no tuning."""
 
 from __future__ import annotations
 
 import math
 
-from torch import Tensor
-
-from tangograd.gamma.base import GammaRule, inverse
+from tangograd.curvature.rules import GammaRule, inverse
 
 
 class Auto(GammaRule):
@@ -91,8 +89,18 @@ class Auto(GammaRule):
         self.due = True  # a refresh is wanted, and starts the averages anew
         self.blind = False
 
-    def update(self, squared_norms: Tensor, weights: Tensor) -> None:
-        """Other rules' statistics say nothing here."""
+    def describe(self) -> str:
+        """Return which of the limits sets γ, in words."""
+        if self.blind:
+            return "auto, following the quotient alone: the batch could not be run again"
+        limits = {
+            "set by the line search": self.search,
+            "capped by the largest curvature, noise of the batch included: larger batches allow "
+            "more": self.cap / self.MARGIN,
+            "capped by what noise may cost: larger batches, or a lower lr, allow more": self.noise,
+            "capped by the recent maximum of the quotient": self.recent_quotient,
+        }
+        return "auto, " + max(limits, key=lambda name: limits[name])
 
     def measured(
         self,

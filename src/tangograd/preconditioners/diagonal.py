@@ -2,36 +2,43 @@
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import Any, ClassVar
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
 
 import torch
 from torch import Tensor
 
-from tangograd.preconditioners.base import Preconditioner
-from tangograd.shards import all_finite, like, local, over_shards
-from tangograd.statistics import Statistics
+from tangograd.curvature.statistics import Statistics
+from tangograd.preconditioners.base import (
+    Preconditioner,
+    check_entries,
+    saved_count,
+    saved_tensors,
+)
+from tangograd.shards import like, local, sums
 from tangograd.vectors import moved
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
 FORGETTING = 0.05
 #: The floor of the curvatures, over their mean in a tensor, for tensors of so many elements.
 FLOOR, LARGE = 4.0, 1000
-#: Curvatures of so many units of rounding, over the largest mean of a tensor, are nothing but that.
+#: Curvatures below so many units of rounding of the largest mean of a tensor are rounding errors.
 ROUNDING = 10.0
 
 
 class LearnedDiagonal(Preconditioner):
     """``C = 1 / max(c, 4 mean c)``, c being a curvature learned for each element.
 
-    The mean is over a tensor. Without a floor C would be huge where gradients are rare or zero so
-    far: a first gradient would throw the model off, and what is rare in the data would be learned
-    by heart. Small tensors, of less than :data:`LARGE` elements, have too few for that and the
-    floor at their mean: C then makes up for features of different scales.
+    The mean is over a tensor. Without a floor, C is huge for rarely active parameters, which would
+    then overfit, and for those that have had no gradient so far. Tensors of less than
+    :data:`LARGE` elements have the floor at their mean: C then makes up for features of different
+    scales.
 
-    A tensor that the outputs do not depend on (a bias before batch normalisation, or of the keys in
-    attention) has gradients and curvatures of rounding errors: they are kept from being magnified.
+    A tensor that the outputs do not depend on (a bias before batch normalization, or of the keys in
+    attention) has gradients and curvatures of rounding errors: the floor at :data:`ROUNDING` units
+    keeps C from magnifying them.
     """
 
     elementwise: ClassVar[bool] = True
@@ -43,33 +50,35 @@ class LearnedDiagonal(Preconditioner):
 
     @abstractmethod
     def _squares(self, statistics: Statistics) -> list[Tensor]:
-        """What is averaged."""
+        """Return what is averaged."""
 
     @abstractmethod
     def _curvature(self, average: Tensor) -> Tensor:
-        """c, from the average."""
+        """Return c, from the average."""
 
     def update(self, statistics: Statistics) -> None:
-        """Average on: a plain mean first, then one that forgets."""
+        """Update the averages: first a plain mean, then one that forgets."""
         squares = self._squares(statistics)
-        if not squares or not all_finite(squares):
+        if not squares:
             return
         first = not self.draws
-        self.draws += max(statistics.draws, 1)
-        if first:
-            self.average = [x.clone() for x in squares]
-        else:
-            rate = max(max(statistics.draws, 1) / self.draws, FORGETTING)
-            for mean, x in zip(self.average, squares, strict=True):
-                local(mean).lerp_(local(x), rate)
+        draws = max(statistics.draws, 1)
+        self.draws += draws
+        rate = 1.0 if first else max(draws / self.draws, FORGETTING)
+        if not self.average:
+            self.average = [torch.zeros_like(x) for x in squares]
+        finite = torch.stack(sums(squares)).isfinite().all()
+        for mean, x in zip(self.average, squares, strict=True):
+            step = torch.where(finite, local(x) - local(mean), 0.0)
+            local(mean).add_(step, alpha=rate)
         self._set()
 
-    def start(self, parameters: Sequence[Tensor]) -> None:
-        """Averages of nothing yet."""
+    def init(self, parameters: Sequence[Tensor]) -> None:
+        """Allocate zero averages, so that a distributed checkpoint has tensors to load into."""
         self.average = self.average or [torch.zeros_like(p) for p in parameters]
 
-    def follow(self, parameters: Sequence[Tensor]) -> None:
-        """The averages."""
+    def to_(self, parameters: Sequence[Tensor]) -> None:
+        """Move the averages."""
         if not self.average:
             return
         there = [moved(x, p) for x, p in zip(self.average, parameters, strict=True)]
@@ -82,52 +91,59 @@ class LearnedDiagonal(Preconditioner):
             self._C = []
             return
         curvatures = [self._curvature(mean) for mean in self.average]
-        means = [_mean(c) for c in curvatures]
+        pairs = zip(sums(curvatures), curvatures, strict=True)
+        means = [total / max(c.numel(), 1) for total, c in pairs]
+        largest = torch.stack(means).amax()
         self._C = [
-            _floored(c, mean, ROUNDING * torch.finfo(c.dtype).eps * max(means)).reciprocal()
+            _floored(c, mean, ROUNDING * torch.finfo(c.dtype).eps * largest).reciprocal()
             for c, mean in zip(curvatures, means, strict=True)
         ]
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C x``; x itself before the first refresh."""
+        """Return ``C x``; x itself before the first refresh."""
         if not self._C:
             return tensors
         return [c * x for c, x in zip(self._C, tensors, strict=True)]
 
     def apply_inverse(self, tensors: list[Tensor]) -> list[Tensor]:
-        """``C⁻¹ x``."""
+        """Return ``C⁻¹ x``."""
         if not self._C:
             return tensors
         return [x / c for c, x in zip(self._C, tensors, strict=True)]
 
     def check(self, parameters: Sequence[Tensor]) -> None:
-        """A loaded average must fit the parameters."""
+        """Check that the averages fit the parameters."""
         ours = [tuple(x.shape) for x in self.average]
         theirs = [tuple(p.shape) for p in parameters]
         if ours and ours != theirs:
             raise ValueError(
-                f"{type(self).__name__} has learned of tensors of shapes {ours}, but the group's "
+                f"{type(self).__name__} has averages for tensors of shapes {ours}, but the group's "
                 f"parameters have shapes {theirs}; give each group its own"
             )
 
     def state_dict(self) -> dict[str, Any]:
-        """The averages."""
+        """Return the averages."""
         return {"average": self.average, "draws": self.draws}
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over saved averages."""
-        self.average = [x.clone() for x in state["average"]]
-        self.draws = state["draws"]
-        self._set()
+    def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
+        """Return one with saved averages."""
+        check_entries(self, state, {"average", "draws"})
+        loaded = copy.copy(self)
+        average = state["average"]
+        loaded.average = saved_tensors(self, "average", average, parameters if average else [])
+        loaded.draws = saved_count(self, "draws", state["draws"])
+        if loaded.draws and not loaded.average:
+            raise ValueError(f"the saved {type(self).__name__} has draws but no averages")
+        loaded.to_(parameters)
+        loaded._set()
+        return loaded
 
 
-def _mean(c: Tensor) -> float:
-    return over_shards([float(local(c).sum())], [c]) / max(c.numel(), 1)
-
-
-def _floored(c: Tensor, mean: float, rounding: float) -> Tensor:
-    floor = max(mean * (FLOOR if c.numel() >= LARGE else 1.0), rounding)
-    return like(local(c).clamp(min=floor), c) if mean > 0 else torch.ones_like(c)
+def _floored(c: Tensor, mean: Tensor, rounding: Tensor) -> Tensor:
+    """Return c with its floor; 1 where there was no curvature at all."""
+    floor = torch.maximum(mean * (FLOOR if c.numel() >= LARGE else 1.0), rounding)
+    part = local(c)
+    return like(torch.where(mean > 0, part.clamp(min=floor.to(part.dtype)), 1.0), c)
 
 
 class InverseDiagonal(LearnedDiagonal):

@@ -1,0 +1,123 @@
+"""Measurements of one `tangents` block, made when it closes, without a host read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from tangograd.curvature.pseudo_gradients import Pulled, collect
+from tangograd.curvature.refresh import Request
+from tangograd.distributed import here
+from tangograd.replay import Replay
+from tangograd.tangents import Session, Share, check_term
+
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples fill the unit interval evenly
+
+
+class SampleGradient(NamedTuple):
+    """The pseudo-gradient of one sample, for the γ rules that are defined by its norm.
+
+    Attributes:
+        gradients: for each term, ``g̃_t`` in the order of the block's parameters.
+        weight: of the sample, relative to the mean weight.
+    """
+
+    gradients: list[list[Tensor]]
+    weight: Tensor
+
+
+@dataclass
+class Observation:
+    """What one `tangents` block leaves for the step, one entry a term in each list.
+
+    The terms of a block enter the step's loss with factors that are known only after backward.
+    All numbers are 0-d tensors on the device.
+
+    Attributes:
+        parameters: those that carried a tangent.
+        factors: the factors of the terms in the step's loss, filled by backward.
+        losses: the losses.
+        curvatures: ``ṽᵀ F̂_t ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
+        slopes: ``⟨g_t, ṽ⟩``.
+        concentration: ``Σ w_i²`` of the first term, 1 over the number of samples that count.
+        callbacks: ``(callback, observation)`` of each likelihood.
+        pulled: pseudo-gradients, on refresh steps.
+        sample: the pseudo-gradient of one sample, for the rules that need it.
+        recording: how to run the block again, on refresh steps.
+    """
+
+    parameters: Sequence[Tensor]
+    factors: list[Share]
+    losses: list[Tensor]
+    curvatures: list[Tensor]
+    slopes: list[Tensor]
+    concentration: Tensor
+    callbacks: list[tuple[Callable[[list[Any]], None], Any]]
+    pulled: list[Pulled]
+    sample: SampleGradient | None
+    recording: Replay | None
+
+    @property
+    def used(self) -> bool:
+        """Whether the loss of the block has been differentiated."""
+        return any(share.used for share in self.factors)
+
+    @property
+    def factor(self) -> Tensor:
+        """The weight of the block in the step's loss."""
+        return torch.stack([share.factor for share in self.factors]).amax()
+
+    def weighted(self, numbers: Sequence[Tensor]) -> Tensor:
+        """Return ``Σ_t factor_t · number_t``, for numbers of the terms."""
+        return sum(
+            (share.factor * x for share, x in zip(self.factors, numbers, strict=True)),
+            torch.zeros(()),
+        )
+
+    def sample_gradient(self) -> list[Tensor]:
+        """Return ``Σ_t √factor_t g̃_t``, the pseudo-gradient of a sample of the block."""
+        assert self.sample is not None
+        roots = [share.factor.sqrt() for share in self.factors]
+        return [
+            sum((root * g for root, g in zip(roots, gradients, strict=True)), torch.zeros(()))
+            for gradients in zip(*self.sample.gradients, strict=True)
+        ]
+
+
+def observe(session: Session, request: Request, recording: Replay | None) -> Observation:
+    """Measure a block; its graph must still be there."""
+    terms = session.terms
+    return Observation(
+        parameters=session.parameters,
+        factors=[term.share for term in terms],
+        losses=[term.loss for term in terms],
+        curvatures=[_dot(term.tangents, term.product) for term in terms],
+        slopes=[_dot(term.tangents, term.gradient) for term in terms],
+        concentration=torch.dot(terms[0].weights, terms[0].weights),
+        callbacks=[(term.after_step, term.observation) for term in terms],
+        pulled=collect(session, request.needs, request.draws, check=request.check),
+        sample=_sample_gradient(session, request) if request.sample else None,
+        recording=recording if request.replay else None,
+    )
+
+
+def _sample_gradient(session: Session, request: Request) -> SampleGradient | None:
+    terms = session.terms
+    if not all(term.outputs.requires_grad for term in terms):
+        return None
+    gradients, weight = [], torch.ones(())
+    for term in terms:
+        cotangent, weight = term.draw(request.step * _GOLDEN % 1, 0)
+        gradient = here().pull_back([term.outputs], session.parameters, [cotangent])
+        if request.check:
+            check_term(session, term, cotangent, gradient)
+        gradients.append(gradient)
+    return SampleGradient(gradients, weight)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    return torch.dot(a.reshape(-1), b.reshape(-1))

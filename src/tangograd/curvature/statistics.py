@@ -1,0 +1,41 @@
+"""What a refresh step tells a preconditioner."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from torch import Tensor
+
+
+class Factors(NamedTuple):
+    """Kronecker factors of a layer: its block of F is about ``A ⊗ G``, for ``[weight | bias]``.
+
+    Attributes:
+        weight: the position of the weight in its group.
+        bias: that of the bias; ``None`` without one.
+        A: second moments of the inputs, ``(inputs [+ 1], inputs [+ 1])``.
+        G: second moments of the outputs' cotangents, ``(outputs, outputs)``.
+    """
+
+    weight: int
+    bias: int | None
+    A: Tensor
+    G: Tensor
+
+
+@dataclass
+class Statistics:
+    """What one refresh tells a preconditioner about its group of parameters.
+
+    Attributes:
+        draws: the number of pseudo-gradients of the batch that went into it.
+        fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
+        gradient: g, shaped like the parameters.
+        layers: Kronecker factors, of the layers whose weight is in the group.
+    """
+
+    draws: int
+    fisher_diagonal: list[Tensor]
+    gradient: list[Tensor]
+    layers: list[Factors]
