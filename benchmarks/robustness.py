@@ -161,9 +161,9 @@ def final(row: Row) -> float:
     return mean_until(row, CHECKPOINTS)
 
 
-def better_adam(rows: Rows, task: str, seed: int) -> float | None:
-    """Return the smaller final loss of Adam(1e-3) and Adam(1e-2), if they were run."""
-    keys = [(task, seed, name) for name in ("adam 1e-3", "adam 1e-2")]
+def better(rows: Rows, task: str, seed: int, rival: str = "adam") -> float | None:
+    """Return the smaller final loss of a rival with rates 1e-3 and 1e-2, if it was run."""
+    keys = [(task, seed, f"{rival} {rate}") for rate in ("1e-3", "1e-2")]
     return min(final(rows[key]) for key in keys) if all(key in rows for key in keys) else None
 
 
@@ -174,7 +174,7 @@ def flags(row: Row, rows: Rows) -> str:
         found += "E"
     elif not loss <= STUCK * row["start"]:
         found += "S"
-    best = better_adam(rows, row["task"], row["seed"])
+    best = better(rows, row["task"], row["seed"])
     if best is None:
         return found
     if row["error"] or loss > best:
@@ -193,7 +193,7 @@ def totals(selected: list[Row], rows: Rows) -> list[str]:
     counts = [sum(letter in found for found in letters) for letter in "ESBL"]
     ratios = []
     for row in selected:
-        best = better_adam(rows, row["task"], row["seed"])
+        best = better(rows, row["task"], row["seed"])
         if best is not None and best > 0:
             ratios.append(final(row) / best)
     median = f"{statistics.median(ratios):.2f}" if ratios else "–"
@@ -205,19 +205,25 @@ def show(console: Console, tasks: list[Task], name: str, rows: Rows) -> None:
     """Print a line for each task, then the totals of the tuning and of the held-out tasks."""
     table = Table(title=f"{name}: loss above the floor; * marks tasks that are held out")
     table.add_column("task", no_wrap=True)
-    for title in ("start", "TANGO", "better Adam", "flags", "seconds"):
+    for title in ("start", "TANGO", "better Adam", "better AdamW", "flags", "seconds"):
         table.add_column(title, justify="right", no_wrap=True)
     own = [row for (_, _, optimizer), row in rows.items() if optimizer == name]
     for task in tasks:
         mine = sorted((r for r in own if r["task"] == task.name), key=lambda r: r["seed"])
         if not mine:
             continue
-        adam = [better_adam(rows, task.name, row["seed"]) for row in mine]
+        rivals = [
+            "  ".join(
+                "–" if loss is None else f"{loss:.3g}"
+                for loss in (better(rows, task.name, row["seed"], rival) for row in mine)
+            )
+            for rival in ("adam", "adamw")
+        ]
         table.add_row(
             task.name + ("*" if task.held_out else ""),
             f"{statistics.mean(row['start'] for row in mine):.3g}",
             "  ".join(f"{final(row):.3g}" for row in mine),
-            "  ".join("–" if loss is None else f"{loss:.3g}" for loss in adam),
+            *rivals,
             " ".join(flags(row, rows) or "·" for row in mine),
             f"{statistics.mean(row['seconds'] for row in mine):.1f}",
         )
@@ -304,7 +310,7 @@ def main() -> None:
     ]
     own = f"tango {options.preconditioner}" if options.preconditioner else "tango"
     names = [own, *(RIVALS if options.rivals else ())]
-    console = Console()
+    console = Console(width=max(Console().width, 150))
     keys = [(task.name, seed, name) for task in tasks for seed in seeds for name in names]
     found = compute(options.mode, keys, options.jobs, console)
 
