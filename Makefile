@@ -50,6 +50,8 @@ bench: install ## speed and memory against SGD, and untuned TANGO beside tuned A
 	$(BIN)/python benchmarks/step_cost.py
 	$(BIN)/python benchmarks/engines.py
 	$(BIN)/python benchmarks/tuning_free.py
+	$(BIN)/python benchmarks/robustness.py --rivals
+	$(BIN)/python benchmarks/robustness.py raw
 
 bench-glm: install ## accuracy, coverage, speed and memory of one-pass models (an hour; 12 GB of disk)
 	$(BIN)/python benchmarks/glm_accuracy.py
