@@ -119,7 +119,10 @@ def measure(
     terms = session.terms
     if not all(term.outputs.requires_grad for term in terms):
         samples = 0
-    rows = min(1 if term.rank_one else len(term.weights) for term in terms)
+    rows = min(
+        1 if term.rank_one or not samples else int((term.fisher_weights > 0).sum())
+        for term in terms
+    )
     closed_form = all(term.closed_form for term in terms)
     for_bound = samples == 2 or (samples == 1 and rows == 1 and not closed_form)
     copies = 2 if samples == 2 and closed_form else 1
@@ -134,7 +137,7 @@ def measure(
             if samples == 2:
                 check_term(session, term, cotangent, gradient)
             gradients.append(gradient)
-            weights.append(weight)
+            weights.append(float(weight))
     shape = (len(groups), len(terms), len(plan), len(terms), len(plan))
     return Measurement(
         shares=[term.share for term in terms],
@@ -147,7 +150,7 @@ def measure(
         samples=_independent_terms(terms[0]) if plan else math.nan,
         for_bound=for_bound,
         observations=[(term.after_step, term.observation) for term in terms],
-        weight=1 / float(torch.dot(terms[0].weights, terms[0].weights)),
+        weight=float(terms[0].effective_samples),
         pulled=pulled,
         replay=replay,
     )
@@ -197,8 +200,8 @@ def _as_part_of(block: Measurement, peers: Peers) -> Measurement:
 
 
 def _independent_terms(term: Term) -> float:
-    """``1 / Σ w_i²``: B for equal weights, 1 for a rank-one F̂."""
-    return 1.0 if term.rank_one else 1 / float(torch.dot(term.weights, term.weights))
+    """Return the effective number of outer products in F̂: 1 for a rank-one F̂."""
+    return 1.0 if term.rank_one else float(term.effective_samples)
 
 
 def _positions(step: int, rows: int) -> tuple[float, float]:
