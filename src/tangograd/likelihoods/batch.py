@@ -126,10 +126,10 @@ class Weights(NamedTuple):
         )
 
     def counts(self) -> Tensor | None:
-        """Return which samples have a weight other than 0; ``None`` if there are no weights."""
-        if self.fisher is None:
+        """Return which samples have a weight other than 0; ``None`` if all have weight 1."""
+        if self.loss is None or self.fisher is None:
             return None if self.loss is None else self.loss != 0
-        return self.fisher != 0 if self.loss is None else (self.loss != 0) | (self.fisher != 0)
+        return (self.loss != 0) | (self.fisher != 0)
 
     def outside_domain(self) -> tuple[Tensor | None, str]:
         """Return whether any weight is outside its domain (``None``: no), and the rule."""

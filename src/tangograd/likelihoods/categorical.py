@@ -234,12 +234,14 @@ class Bernoulli(Elementwise):
     def _encode(self, z: Tensor, y: Tensor) -> Encoded:
         if self.pos_weight is None:
             return Encoded(y)
-        positive = self.pos_weight.to(z) * y
-        if positive.shape != z.shape:
+        of_one_sample = (1, *z.shape[1:])
+        pairs = zip(self.pos_weight.shape[::-1], of_one_sample[::-1], strict=False)
+        if self.pos_weight.dim() > z.dim() or any(a not in (1, b) for a, b in pairs):
             raise ValueError(
                 f"pos_weight of shape {tuple(self.pos_weight.shape)} does not broadcast against "
-                f"outputs of shape {tuple(z.shape)}"
+                f"the outputs of one sample, of shape {tuple(z.shape[1:])}"
             )
+        positive = self.pos_weight.to(z) * y
         m = positive + (1 - y)
         return Encoded(positive / m.clamp(min=torch.finfo(z.dtype).tiny), element_weights=m)
 
