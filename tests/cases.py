@@ -19,7 +19,7 @@ from tangograd import (
     NegativeBinomial,
     Poisson,
 )
-from tangograd.fisher import ESTIMATES
+from tangograd.estimates import ESTIMATES
 from tangograd.reference import fisher_matrix
 from tangograd.vectors import flatten
 
@@ -184,10 +184,10 @@ def dense_estimate(likelihood, z, y, parameters, w=None):
     if likelihood.fisher == "expected":
         return gradient, fisher_matrix(likelihood, z, parameters, w)
     if likelihood.fisher != "empirical":
-        kept = w > 0
-        drawn = deepcopy(likelihood).sample(z.detach()[kept])
-        g = torch.zeros(len(w), len(gradient))
-        g[kept] = sample_gradients(likelihood, z[kept], drawn, parameters)
+        counting = z.detach().clone()
+        counting[w == 0] = counting[w > 0][0]  # so that all draw from the same random numbers
+        drawn = deepcopy(likelihood).sample(counting)
+        g = sample_gradients(likelihood, z, drawn, parameters)
     if likelihood.fisher == "minibatch":
         h = w.sqrt() @ g
         return gradient, torch.outer(h, h)

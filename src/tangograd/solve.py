@@ -68,11 +68,12 @@ def relative_residual(
             with session() as forward:
                 likelihood(model(inputs), *targets)
             (term,) = forward.terms
-            W += term.total_weight
+            weight = float(term.total_weight)
+            W += weight
             for total, cotangent in ((g, term.gradient), (Fv, term.product)):
                 pulled = pull_back([term.outputs], forward.parameters, [cotangent])
                 for p, piece in zip(forward.parameters, pulled, strict=True):
-                    total[p].add_(piece, alpha=term.total_weight)
+                    total[p].add_(piece, alpha=weight)
     if W == 0:
         raise ValueError("the residual needs at least one batch")
     residual, gradient = 0.0, 0.0

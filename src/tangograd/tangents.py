@@ -59,15 +59,22 @@ class Term:
         tangents: ``t = (1-δt_{k-1}) J v``.
         gradient: cotangent of the loss, ``w_i s_i``; its pull-back is ``g``.
         product: cotangent of ``F̂ v``; its pull-back is ``F̂ v``.
-        weights: ``w``, shape ``(B,)``, summing to 1.
-        total_weight: ``W``, the sum that they had (the number of samples without weights).
+        weights: ``w``, weights of the loss, shape ``(B,)``; of any sign if ``fisher_weights`` were
+            given.
+        fisher_weights: ``w^F``, weights of F̂, shape ``(B,)``, not negative.
+        total_weight: ``W``, a 0-d tensor: what both were divided by, so that they are means (the
+            number of samples without weights).
         rank_one: F̂ is one outer product for the whole batch.
         closed_form: F̂ averages over ỹ, so a sample has many independent pseudo-gradients.
         draw: ``(position, copy) -> (cotangent, weight)`` of a pseudo-gradient, for a position in
             [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
         probe: draws the cotangent of a random vector h over the whole batch, ``E h hᵀ = F̂``.
         again: ``t -> `` the product for another tangent, with the same pseudo-samples.
-        rows: ``(*samples, *event) -> (B, *event)``, the samples that count.
+        midpoint_product: ``(t, prior) -> `` the cotangent ``w^F_i H⁺_i t_i``, with the midpoint
+            Fisher information H⁺ (:meth:`tangograd.likelihoods.Likelihood.midpoint_product`).
+        midpoint_sample: ``prior -> `` the cotangent ``√w^F_i b_i`` of a random vector h over the
+            batch, ``E h hᵀ = Σ w^F_i J_iᵀ H⁺_i J_i``.
+        rows: ``(*samples, *event) -> (B, *event)``; rows that do not count repeat one that does.
         received: the outputs as the likelihood got them, without their graph.
         loss: the value of the loss.
         after_step: called with the observations of a step, once it has been taken.
@@ -80,18 +87,26 @@ class Term:
     gradient: Tensor
     product: Tensor
     weights: Tensor
-    total_weight: float
+    fisher_weights: Tensor
+    total_weight: Tensor
     rank_one: bool
     closed_form: bool
     draw: Callable[[float, int], tuple[Tensor, Tensor]]
     probe: Callable[[], Tensor]
     again: Callable[[Tensor], Tensor]
+    midpoint_product: Callable[[Tensor, float], Tensor]
+    midpoint_sample: Callable[[float], Tensor]
     rows: Callable[[Tensor], Tensor]
     received: Tensor
     loss: Tensor
     after_step: Callable[[list[Any]], None]
     observation: Any
     share: Share = field(default_factory=Share)
+
+    @property
+    def effective_samples(self) -> Tensor:
+        """The effective number of samples in F̂, ``(Σ w^F)² / Σ (w^F)²``, a 0-d tensor."""
+        return self.fisher_weights.sum().square() / self.fisher_weights.square().sum()
 
 
 class LayerCall(NamedTuple):

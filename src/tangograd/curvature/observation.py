@@ -97,7 +97,7 @@ def observe(session: Session, request: Request, recording: Replay | None) -> Obs
         losses=[term.loss for term in terms],
         curvatures=[_dot(term.tangents, term.product) for term in terms],
         slopes=[_dot(term.tangents, term.gradient) for term in terms],
-        concentration=torch.dot(terms[0].weights, terms[0].weights),
+        concentration=torch.dot(terms[0].fisher_weights, terms[0].fisher_weights),
         callbacks=[(term.after_step, term.observation) for term in terms],
         pulled=collect(session, request.needs, request.draws, check=request.check),
         sample=_sample_gradient(session, request) if request.sample else None,

@@ -1,12 +1,11 @@
-"""What the families share: flattening, weights, checks, and the hand-over to TANGO."""
+"""The base class of likelihoods: a batch, its loss, and its contribution to TANGO's bracket."""
 
 from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable
 from functools import cache
-from typing import Any, Literal, NamedTuple, TypedDict
+from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,8 @@ from torch.autograd import forward_ad
 
 from tangograd import tangents
 from tangograd.distributed import here
-from tangograd.fisher import ESTIMATES, rows
+from tangograd.estimates import ESTIMATES, pseudo_scores, row_dot, rows
+from tangograd.likelihoods.batch import Batch, Encoded, Flatten, Weights, first_position
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -27,37 +27,21 @@ class Options(TypedDict, total=False):
     event_dims: int | None
 
 
-class _Batch(NamedTuple):
-    """A batch, one row a sample, without those that do not count.
-
-    Attributes:
-        z: the outputs.
-        y: the targets.
-        w: the weights, summing to 1.
-        W: the sum that they had.
-        select: ``(*samples, *event) -> (B, *event)``, what made z of the outputs.
-    """
-
-    z: Tensor
-    y: Tensor
-    w: Tensor
-    W: float
-    select: Callable[[Tensor], Tensor]
-
-
 class Likelihood(nn.Module, ABC):
-    """Base of the families: flattening, weights, checks, and the hand-over to TANGO.
+    """Base class of likelihoods: one subclass for each family of output distributions.
 
     Args:
-        fisher: which F̂ TANGO uses with this likelihood; see :mod:`tangograd.fisher`.
+        fisher: the estimate F̂ of the Fisher matrix that TANGO uses; see
+            :mod:`tangograd.estimates`.
         generator: source of the pseudo-samples; by default one seeded from torch's global
             generator, so that ``torch.manual_seed`` before construction makes a run repeatable.
             Its state is saved with the module's ``state_dict``. Processes that train one model
-            draw independently, though they construct it with the same seed: one's state serves all.
-        event_dims: how many trailing dimensions of the outputs make up one sample.
+            draw independently even if they construct the likelihood with the same seed, so the
+            state of one process serves all.
+        event_dims: the number of trailing dimensions of the outputs that make up one sample.
     """
 
-    #: How outputs and targets go together, in words.
+    #: How the shapes of outputs and targets correspond, for error messages.
     layout = "one target for each output element"
 
     def __init__(
@@ -78,42 +62,193 @@ class Likelihood(nn.Module, ABC):
         self.generator = generator
         self.event_dims = event_dims
 
+    # ------------------------------------------------------------------ mathematics of the family
+
     @abstractmethod
     def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``ℓ = -ln p(y|z)`` of each sample, of the leading shape."""
+        """Return ``ℓ = -ln p(y|z)`` of each sample, of the leading shape."""
 
     @abstractmethod
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``s = ∂ℓ/∂z``, shaped like the outputs."""
+        """Return ``s = ∂ℓ/∂z``, shaped like the outputs."""
 
     @abstractmethod
     def sample(self, outputs: Tensor) -> Tensor:
-        """``ỹ ~ p(·|z)``, shaped like the targets."""
+        """Draw ``ỹ ~ p(·|z)``, shaped like the targets."""
 
     @abstractmethod
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """``H t`` with ``H = E s̃ s̃ᵀ``, shaped like the outputs."""
+        """Return ``H t`` with ``H = E s̃ s̃ᵀ``, shaped like the outputs."""
+
+    def midpoint_product(self, z: Tensor, y: Tensor, t: Tensor, *, prior: float = 0.0) -> Tensor:
+        """Return ``H⁺(z, y) t``, the product with the midpoint Fisher information.
+
+        H⁺ is the Fisher information halfway between the prediction and the target, scaled such that
+
+        1. its expectation over ``y ~ p(·|z)`` is H(z) exactly, and
+        2. it does not vanish where the prediction is confident and wrong. For families with a
+           logit or log link, the Newton step of a single sample, ``(H⁺)⁻¹ s``, is bounded: by 3
+           for logits, and by 2 for log-means.
+
+        So a preconditioner or a step size learned from H⁺ is the one learned from H if the model is
+        right, and saturated outputs do not make it infinite. The idea is related to the quadratic
+        bounds of Böhning and Lindsay [1]_, which have the second property but not the first.
+
+        This default, for families without a formula of their own, is ``H⁺ = (H + s sᵀ)/2``.
+
+        Args:
+            z: outputs, shape ``(B, *event)``.
+            y: targets, B rows.
+            t: shaped like z.
+            prior: weight with which the midpoint is mixed with an uninformed prediction. A batch
+                in which all predictions are confident and right has ``H⁺ ≈ 0``; with
+                ``prior = 1/(20 B)`` it keeps a twentieth of the information of one uninformed
+                observation. Property 1 then holds up to O(prior). What is uninformed depends on the
+                family; this default ignores the argument.
+
+        References:
+            .. [1] D. Böhning and B. G. Lindsay, "Monotonicity of quadratic-approximation
+               algorithms", Annals of the Institute of Statistical Mathematics 40 (1988), 641-663.
+        """
+        del prior
+        s = self.score(z, y)
+        return (self.fisher_product(z, t) + rows(row_dot(s, t), s) * s) / 2
+
+    def midpoint_sample(self, z: Tensor, y: Tensor, *, prior: float = 0.0) -> Tensor:
+        """Draw a random b, shaped like z, with ``E b = 0`` and ``E b bᵀ = H⁺(z, y)`` in each row.
+
+        Rows are independent. The arguments are those of :meth:`midpoint_product`. The default is
+        ``b = (s̃ ± s)/√2`` with a random sign and the score s̃ of a pseudo-sample.
+        """
+        del prior
+        s_tilde, s = pseudo_scores(self, z), self.score(z, y)
+        return (s_tilde + rows(self._signs(s.new_empty(len(s))), s) * s) / math.sqrt(2)
+
+    # -------------------------------------------------------------------- targets and their checks
 
     @abstractmethod
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        """The shape that targets must have for these outputs."""
+        """Return the shape that targets must have for these outputs."""
 
     @abstractmethod
     def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
-        """Where targets are not in the family's domain, and the domain in words."""
+        """Return which targets are outside the family's domain, and the domain in words.
 
-    def forward(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-        """The mean log-loss ``Σ w_i ℓ_i / Σ w_i``, a scalar.
+        The mask has the shape of the targets, or their leading shape.
+        """
+
+    def _check_layout(self, outputs: Tensor, targets: Tensor) -> None:
+        """Raise a ValueError if the shape of the targets does not fit the outputs."""
+        wanted = self._target_shape(outputs)
+        if tuple(targets.shape) != wanted:
+            raise ValueError(
+                f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
+                f"{tuple(outputs.shape)} ({self.layout}; no broadcasting); "
+                f"got {tuple(targets.shape)}"
+            )
+
+    def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the targets in the data type that the formulas use."""
+        return targets.to(outputs.dtype)
+
+    def _ignored(self, targets: Tensor) -> Tensor | None:
+        """Return which samples a convention of the family ignores; ``None`` if it has none."""
+        del targets
+        return None
+
+    def _encode(self, z: Tensor, y: Tensor) -> Encoded:
+        """Apply the family's options (class weights, …) to the flat targets of a batch."""
+        del z
+        return Encoded(y)
+
+    def batch(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        fisher_weights: Tensor | None = None,
+    ) -> Batch:
+        """Flatten and check a batch; the arguments are those of :meth:`forward`.
+
+        Shapes are checked here. What depends on data is not read from the device: see
+        :attr:`Batch.invalid`.
+
+        Raises:
+            ValueError: the shapes do not match, or the batch is empty.
+        """
+        events = self.event_dimensions(outputs)
+        samples = outputs.shape[: outputs.dim() - events]
+        if samples.numel() == 0:
+            raise ValueError(NOTHING_COUNTS)
+        given = Weights.checked(samples, weights, fisher_weights)
+        counts, ignored = given.counts(), self._ignored(targets)
+        if ignored is not None and ignored.shape == samples:
+            attended = ~ignored.reshape(-1)
+            counts = attended if counts is None else counts & attended
+        flatten = Flatten(samples, counts)
+        z = flatten(outputs)
+        shaped = z.detach().reshape(outputs.shape)
+        self._check_layout(shaped, targets)
+        converted = self._convert(z, targets.detach())
+        outside, domain = self._outside_domain(shaped, converted)
+        if counts is not None:
+            outside = outside & counts.reshape(*samples, *[1] * (outside.dim() - len(samples)))
+        encoded = self._encode(z.detach(), flatten(converted))
+        loss_weights, fisher, W = given.normalised(z.detach(), counts, encoded)
+        bad_weights, rule = given.outside_domain()
+        invalid = outside.any() | ~(fisher.sum() > 0)
+        if bad_weights is not None:
+            invalid = invalid | bad_weights
+
+        def explain() -> str:
+            if bad_weights is not None and bool(bad_weights):
+                return rule
+            if not bool(outside.any()):
+                return NOTHING_COUNTS
+            where = first_position(outside)
+            return (
+                f"{type(self).__name__} needs targets that are {domain}; "
+                f"got {converted[where].tolist()} at position {where}"
+            )
+
+        return Batch(
+            z=z,
+            y=encoded.y,
+            weights=loss_weights,
+            fisher_weights=fisher,
+            total_weight=W,
+            element_weights=encoded.element_weights,
+            invalid=invalid,
+            explain=explain,
+            flatten=flatten,
+        )
+
+    # --------------------------------------------------------------------------------------- loss
+
+    def forward(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        weights: Tensor | None = None,
+        fisher_weights: Tensor | None = None,
+    ) -> Tensor:
+        """Return the mean log-loss ``Σ w_i ℓ_i / Σ w_i``, a scalar.
 
         Args:
             outputs: ``z``, shape ``(*samples, *event)``.
             targets: ``y``; see the family.
-            weights: ``w``, shape ``(*samples)``, non-negative; all 1 by default.
+            weights: ``w``, shape ``(*samples)``; all 1 by default. A sample of weight 0 does not
+                count, whatever its outputs and target are.
+            fisher_weights: ``w^F``, shape ``(*samples)``, not negative; by default ``w``, which
+                must then not be negative. With them, w may have any sign (an advantage of a policy
+                gradient, for example). The loss is ``Σ w_i ℓ_i / Σ w^F_i``, and the Fisher matrix
+                ``Σ w^F_i J_iᵀ H_i J_i / Σ w^F_i``.
         """
         session = tangents.active()
         if session is None:
-            batch = self._one_row_a_sample(outputs, targets, weights)
-            return torch.dot(batch.w, self.log_loss(batch.z, batch.y))
+            batch = self.batch(outputs, targets, weights, fisher_weights)
+            batch.raise_if_invalid()
+            return self._mean_loss(batch)
         with tangents.plain_torch():
             if session.received is not None:
                 session.received.append(outputs)
@@ -121,12 +256,13 @@ class Likelihood(nn.Module, ABC):
             outputs = session.dress(outputs)
             if session.originals is not None:
                 return session.meet_again(outputs)
-            batch = self._one_row_a_sample(outputs, targets, weights)
+            batch = self.batch(outputs, targets, weights, fisher_weights)
+            batch.raise_if_invalid()
             z, t = session.unpack(batch.z)
             with torch.no_grad():
                 plain = z.detach()
-                observation = self._observe(plain, batch.y, batch.w, batch.W)
-                loss = torch.dot(batch.w, self.log_loss(plain, batch.y))
+                observation = self._observe(batch._replace(z=plain))
+                loss = self._mean_loss(batch._replace(z=plain))
             if session.may_overflow and not bool(loss.isfinite()):
                 session.overflowed = True
                 cotangent = torch.full_like(plain, math.nan)  # for the scaler to find
@@ -139,137 +275,72 @@ class Likelihood(nn.Module, ABC):
             session.terms.append(term)
             return _LossWithCotangent.apply(z, loss, cotangent, term.share)  # type: ignore[no-any-return]
 
+    def _mean_loss(self, batch: Batch) -> Tensor:
+        return torch.dot(batch.weights, self._sample_losses(batch))
+
+    def _sample_losses(self, batch: Batch) -> Tensor:
+        """Return the loss of each row; families that set ``element_weights`` apply them here."""
+        return self.log_loss(batch.z, batch.y)
+
     def _term(
-        self, batch: _Batch, t: Tensor, loss: Tensor, received: Tensor, observation: Any
+        self, batch: Batch, t: Tensor, loss: Tensor, received: Tensor, observation: Any
     ) -> tangents.Term:
-        """The bracket ``g - F̂ v`` in output space."""
-        z, y, w, W, select = batch
-        plain = z.detach()
-        estimate = ESTIMATES[self.fisher]
-        s = self.score(plain, y)
+        """Return the contribution of a batch to the bracket ``g - F̂ v``, in output space."""
+        z, y, w = batch.z.detach(), batch.y, batch.fisher_weights
+        estimate, m = ESTIMATES[self.fisher], batch.element_weights
+        family = self if m is None else _ElementWeighted(self, m.sqrt())
+        s = family.score(z, y)
 
         @cache
         def s_tilde(copy: int) -> Tensor:
-            del copy  # each has draws of its own
-            return estimate.pseudo_scores(self, plain, s)
+            del copy  # part of the cache's key: each copy has its own draws
+            return estimate.pseudo_scores(family, z, s)
 
         def product(t: Tensor) -> Tensor:
-            return estimate.product(self, plain, t, lambda: s_tilde(0), w)
+            return estimate.product(family, z, t, lambda: s_tilde(0), w)
 
-        def probe() -> Tensor:  # signs make the scores of data, too, independent and centred
-            scores = estimate.pseudo_scores(self, plain, s)
+        def probe() -> Tensor:
+            # the signs make scores of data, too, independent and centred
+            scores = estimate.pseudo_scores(family, z, s)
             return rows(w.sqrt() * self._signs(w), s) * scores
 
+        def midpoint_product(t: Tensor, prior: float = 0.0) -> Tensor:
+            return rows(w, z) * family.midpoint_product(z, y, t, prior=prior)
+
+        def midpoint_sample(prior: float = 0.0) -> Tensor:
+            return rows(w.sqrt(), z) * family.midpoint_sample(z, y, prior=prior)
+
         return tangents.Term(
-            outputs=z,
+            outputs=batch.z,
             tangents=t,
-            gradient=rows(w, s) * s,
+            gradient=rows(batch.weights, s) * (s if m is None else m.sqrt() * s),
             product=product(t),
-            weights=w,
-            total_weight=W,
+            weights=batch.weights,
+            fisher_weights=w,
+            total_weight=batch.total_weight,
             rank_one=estimate.rank_one,
             closed_form=estimate.closed_form,
             draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
             probe=probe,
             again=product,
-            rows=select,
+            midpoint_product=midpoint_product,
+            midpoint_sample=midpoint_sample,
+            rows=batch.flatten,
             received=received,
             loss=loss,
             after_step=self._after_step,
             observation=observation,
         )
 
-    def _observe(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> Any:
-        """What to remember of a batch of training data."""
-        del z, y, w, W
+    def _observe(self, batch: Batch) -> Any:
+        """Return what to remember of a batch of training data."""
+        del batch
 
     def _after_step(self, observations: list[Any]) -> None:
-        """Learn from the batches of a step, once the optimizer has made it."""
-
-    def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Targets in the type that the formulas work with."""
-        return targets.to(outputs.dtype)
-
-    def _one_row_a_sample(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> _Batch:
-        """Check a batch and flatten it, without the ignored samples."""
-        outputs = _at_least_single(outputs)
-        events = self.event_dimensions(outputs)
-        leading = outputs.shape[: outputs.dim() - events]
-        wanted = self._target_shape(outputs)
-        if tuple(targets.shape) != wanted:
-            raise ValueError(
-                f"{type(self).__name__} needs targets of shape {wanted} for outputs of shape "
-                f"{tuple(outputs.shape)} ({self.layout}; no broadcasting); "
-                f"got {tuple(targets.shape)}"
-            )
-        targets = self._convert(outputs, targets.detach())
-        kept = None
-        if weights is not None or not self._plainly_valid(outputs, targets):
-            kept = self._counting(targets, leading, weights)
-            self._check_domain(outputs, targets, kept)
-
-        def select(tensor: Tensor) -> Tensor:
-            if tensor.is_floating_point():
-                tensor = _at_least_single(tensor)
-            if len(leading) != 1:
-                tensor = tensor.reshape(-1, *tensor.shape[len(leading) :])
-            return tensor if kept is None else tensor[kept.reshape(-1)]
-
-        z, y = select(outputs), select(targets)
-        W = float(len(z))
-        if weights is None and W:
-            return _Batch(z, y, z.new_full((len(z),), 1 / W), W, select)
-        if weights is not None:
-            w = weights.detach().to(z.dtype).reshape(-1)
-            w = w if kept is None else w[kept.reshape(-1)]
-            W = float(w.sum(dtype=torch.float64))
-        if W == 0:
-            raise ValueError(
-                "no sample counts: the batch is empty, or every target is ignored or has weight "
-                "0, so the mean loss is undefined. Skip such batches."
-            )
-        return _Batch(z, y, w / W, W, select)
-
-    def _plainly_valid(self, outputs: Tensor, targets: Tensor) -> bool:
-        """Whether a quick look shows that all targets are in the domain and none is ignored."""
-        del outputs, targets
-        return False
-
-    def _counting(
-        self, targets: Tensor, leading: torch.Size, weights: Tensor | None
-    ) -> Tensor | None:
-        """Which samples count, of the leading shape; ``None`` when all do."""
-        ignored = self._ignored(targets)
-        if weights is not None:
-            if weights.shape != leading:
-                raise ValueError(
-                    f"weights need one value a sample, shape {tuple(leading)}; "
-                    f"got {tuple(weights.shape)}"
-                )
-            if not bool(((weights >= 0) & weights.isfinite()).all()):
-                raise ValueError("weights must be finite and not negative")
-            ignored = weights == 0 if ignored is None else ignored | (weights == 0)
-        return None if ignored is None or not bool(ignored.any()) else ~ignored
-
-    def _check_domain(self, outputs: Tensor, targets: Tensor, kept: Tensor | None) -> None:
-        """Say where a target that counts is outside the family's domain."""
-        outside, domain = self._outside_domain(outputs, targets)
-        if kept is not None:
-            outside = outside & kept.reshape(*kept.shape, *[1] * (outside.dim() - kept.dim()))
-        if bool(outside.any()):
-            where = tuple(int(i) for i in outside.nonzero()[0])
-            raise ValueError(
-                f"{type(self).__name__} needs targets that are {domain}; "
-                f"got {targets[where].tolist()} at position {where}"
-            )
-
-    def _ignored(self, targets: Tensor) -> Tensor | None:
-        """Samples that a family's own convention leaves out, of the leading shape."""
-        del targets
-        return None
+        """Learn from the observations of a step, once the optimizer has taken it."""
 
     def event_dimensions(self, outputs: Tensor) -> int:
-        """The number of trailing dimensions of one sample."""
+        """Return the number of trailing dimensions of one sample."""
         events = min(1, outputs.dim() - 1) if self.event_dims is None else self.event_dims
         if not 0 <= events <= outputs.dim():
             raise ValueError(
@@ -278,38 +349,70 @@ class Likelihood(nn.Module, ABC):
             )
         return events
 
+    # ----------------------------------------------------------------------------- random numbers
+
     def _generator_on(self, device: torch.device) -> torch.Generator:
-        """The generator, or one that it seeds: for another device, or one of several processes."""
+        """Return the generator, or one seeded by it for another device or for this process."""
         if self.generator.device == device and here().size == 1:
             return self.generator
         return torch.Generator(device).manual_seed(self._seed())
 
     def _noise(self, like: Tensor) -> Tensor:
-        """Standard normal numbers, shaped like a tensor."""
+        """Draw standard normal numbers, shaped like a tensor."""
         generator = self._generator_on(like.device)
         return torch.randn(like.shape, dtype=like.dtype, device=like.device, generator=generator)
 
     def _signs(self, like: Tensor) -> Tensor:
-        """Random signs, shaped like a tensor."""
+        """Draw random signs, shaped like a tensor."""
         generator = self._generator_on(like.device)
         signs = torch.randint(0, 2, like.shape, device=like.device, generator=generator)
         return signs.to(like.dtype) * 2 - 1
 
     def _seed(self) -> int:
-        """Another one for each process, though the generators of all may be in the same state."""
+        """Draw a seed that differs between processes whose generators are in the same state."""
         return int(torch.randint(2**62, (), generator=self.generator)) + here().rank
 
     def get_extra_state(self) -> Tensor:
-        """The generator's state, saved with ``state_dict``."""
+        """Return the generator's state, which is saved with ``state_dict``."""
         return self.generator.get_state()
 
     def set_extra_state(self, state: Tensor) -> None:
-        """Continue the pseudo-samples where the saved run stood."""
+        """Restore the generator's state, so that a resumed run draws the same pseudo-samples."""
         self.generator.set_state(state.cpu())
 
     def extra_repr(self) -> str:
-        """Shown by ``print``."""
+        """Return the options that ``print`` shows."""
         return f"fisher={self.fisher!r}"
+
+
+#: The message for a batch without any sample that counts.
+NOTHING_COUNTS = (
+    "no sample counts: the batch is empty, or every target is ignored or has weight 0, so the mean "
+    "loss is undefined. Skip such batches."
+)
+
+
+class _ElementWeighted:
+    """A family with weights m of the elements: scores ``√m s``, products ``√m H √m t``."""
+
+    def __init__(self, family: Likelihood, root: Tensor) -> None:
+        self.family = family
+        self.root = root
+
+    def score(self, z: Tensor, y: Tensor) -> Tensor:
+        return self.root * self.family.score(z, y)
+
+    def sample(self, z: Tensor) -> Tensor:
+        return self.family.sample(z)
+
+    def fisher_product(self, z: Tensor, t: Tensor) -> Tensor:
+        return self.root * self.family.fisher_product(z, self.root * t)
+
+    def midpoint_product(self, z: Tensor, y: Tensor, t: Tensor, *, prior: float) -> Tensor:
+        return self.root * self.family.midpoint_product(z, y, self.root * t, prior=prior)
+
+    def midpoint_sample(self, z: Tensor, y: Tensor, *, prior: float) -> Tensor:
+        return self.root * self.family.midpoint_sample(z, y, prior=prior)
 
 
 class _LossWithCotangent(torch.autograd.Function):
@@ -336,12 +439,8 @@ class _LossWithCotangent(torch.autograd.Function):
         return grad_outputs[0] * cotangent, None, None, None
 
 
-def _at_least_single(tensor: Tensor) -> Tensor:
-    """Losses of 16-bit outputs are computed in single precision, as torch's are by autocast."""
-    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
-
-
 def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
+    """Raise a FloatingPointError that says why the loss is not finite."""
     if math.isfinite(float(loss)):
         return
     bad = (~z.isfinite()).nonzero()
@@ -354,49 +453,3 @@ def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
         f"the loss is {loss.item()}: {reason}. The step is not taken and the state is untouched; "
         "check the inputs, or lower gamma or lr."
     )
-
-
-class Elementwise(Likelihood):
-    """Families in which each output element has its own scalar target, independent given z."""
-
-    #: The domain of the targets, in words.
-    domain: str
-
-    @abstractmethod
-    def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
-        """``-ln p(y|z)`` of each element."""
-
-    @abstractmethod
-    def _fisher_diagonal(self, z: Tensor) -> Tensor:
-        """``E (∂ℓ/∂z)²`` of each element."""
-
-    @abstractmethod
-    def _inside(self, y: Tensor) -> Tensor:
-        """Whether each target is in the domain (NaN is not)."""
-
-    def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """The sum of the elements' log-losses over the event."""
-        loss = self._element_loss(outputs, self._convert(outputs, targets))
-        return (
-            loss.sum(tuple(range(-self.event_dimensions(outputs), 0)))
-            if self.event_dimensions(outputs)
-            else loss
-        )
-
-    def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """``H`` is diagonal."""
-        return self._fisher_diagonal(outputs) * tangents
-
-    def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
-        return tuple(outputs.shape)
-
-    def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
-        del outputs
-        return ~self._inside(targets), self.domain
-
-
-def positive(name: str, value: float) -> float:
-    """The value, or an error that names it."""
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be positive and finite; got {value}")
-    return float(value)

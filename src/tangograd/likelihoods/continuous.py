@@ -1,4 +1,4 @@
-"""Real and positive targets."""
+"""Likelihoods of real and of positive targets."""
 
 from __future__ import annotations
 
@@ -9,22 +9,26 @@ import torch
 from torch import Tensor
 
 from tangograd.distributed import here
-from tangograd.likelihoods.base import Elementwise, Fisher, Likelihood, Options, positive
+from tangograd.likelihoods.base import Fisher, Likelihood, Options
+from tangograd.likelihoods.batch import Batch
+from tangograd.likelihoods.elementwise import Elementwise, positive
 
 
 class Gaussian(Elementwise):
     """Regression: outputs are means, ``ℓ = (y-z)²/2σ² + ½ ln 2πσ²``, ``H = 1/σ²``.
 
-    The paper asks that σ² be the actual mean square error. With ``"expected"`` and ``"sampled"``
-    σ² only rescales γ (TANGO with σ² and γ is TANGO with 1 and γ/σ²); it matters for the choice of
-    a fixed γ, and for ``"empirical"``.
+    The midpoint Fisher information is H itself, since H does not depend on z.
+
+    The paper sets σ² to the actual mean squared error. With ``"expected"`` and ``"sampled"``, σ²
+    only rescales γ (TANGO with σ² and γ is TANGO with 1 and γ/σ²); it matters for the choice of a
+    fixed γ, and for ``"empirical"``.
 
     Args:
-        variance: σ², or ``"tracked"``: a running mean of the square error on the training batches,
-            kept in the buffer ``variance``. The first batch sets it; then each optimizer step moves
-            it by 1/k, and by 1% from the hundredth step on. The effective rate is γ/σ²: a fixed γ
-            that is right for the first σ² becomes too large as σ² falls, so combine ``"tracked"``
-            with a γ rule.
+        variance: σ², or ``"tracked"``: a running mean of the squared error on the training batches,
+            kept in the buffer ``variance``. The first batch sets it; then the k-th optimizer step
+            moves it by 1/k, and by 1% from the hundredth step on. The effective rate is γ/σ²: a
+            fixed γ that is right for the first σ² becomes too large as σ² falls, so combine
+            ``"tracked"`` with a γ rule.
         **options: ``fisher``, ``generator`` and ``event_dims``; see :class:`Likelihood`.
 
     Example:
@@ -43,7 +47,7 @@ class Gaussian(Elementwise):
         self.tracked = variance == "tracked"
         initial = 1.0 if isinstance(variance, str) else float(variance)
         if isinstance(variance, str) and not self.tracked:
-            raise ValueError(f'variance is a number or "tracked"; got {variance!r}')
+            raise ValueError(f'variance must be a number or "tracked"; got {variance!r}')
         if not (0 < initial < math.inf):
             raise ValueError(f"variance must be positive and finite; got {variance}")
         if self.tracked:
@@ -54,11 +58,11 @@ class Gaussian(Elementwise):
         self._started = False
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``(z - y)/σ²``."""
+        """Return ``(z - y)/σ²``."""
         return (outputs - targets) / self._variance(outputs)
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """``z + σ ε``."""
+        """Draw ``z + σ ε``."""
         noise = self._noise(outputs)
         return outputs + self._variance(outputs).sqrt() * noise
 
@@ -72,21 +76,32 @@ class Gaussian(Elementwise):
     def _inside(self, y: Tensor) -> Tensor:
         return y.isfinite()
 
-    def _variance(self, like: Tensor) -> Tensor:
-        return like.new_tensor(float(self.variance))
+    def _midpoint_diagonal(self, z: Tensor, y: Tensor, prior: float) -> Tensor:
+        del y, prior
+        return self._fisher_diagonal(z)
 
-    def _observe(self, z: Tensor, y: Tensor, w: Tensor, W: float) -> tuple[float, float] | None:
-        """The mean square error of the batch, and its weight."""
+    def _variance(self, like: Tensor) -> Tensor:
+        if isinstance(self.variance, Tensor):
+            return self.variance.to(like)
+        return torch.full((), self.variance, dtype=like.dtype, device=like.device)
+
+    def _observe(self, batch: Batch) -> Tensor | None:
+        """Return the mean squared error of the batch and its weight."""
         if not self.tracked:
             return None
-        error = float(torch.dot(w, (z - y).square().reshape(len(z), -1).mean(1)))
-        if int(self.steps) == 0 and not self._started:
-            total, weight = here().mean([error * W, W])
+        squares = (batch.z - batch.y).square().reshape(len(batch.z), -1).mean(1)
+        W = batch.total_weight
+        observation = torch.stack([torch.dot(batch.fisher_weights, squares).to(W), W])
+        if not self._started:
+            self._started = int(self.steps) > 0
+        if not self._started:
+            error, weight = observation.tolist()
+            total, weight = here().mean([error * weight, weight])
             self._set_variance(total / weight)
-        return error, W
+        return observation
 
-    def _after_step(self, observations: list[tuple[float, float] | None]) -> None:
-        seen = [observation for observation in observations if observation is not None]
+    def _after_step(self, observations: list[Tensor | None]) -> None:
+        seen = [observation.tolist() for observation in observations if observation is not None]
         if seen:
             self.steps += 1
             rate = max(1 / int(self.steps), 0.01)
@@ -102,6 +117,9 @@ class Gaussian(Elementwise):
 
 class Gamma(Elementwise):
     """Positive amounts: outputs are log-means, ``s = k(1 - y/μ)``, ``H = k``.
+
+    The midpoint Fisher information is ``k (1 + y/μ)/2``. It is at least k/2, so ``prior`` is not
+    needed and not used.
 
     Args:
         concentration: the shape k > 0; the coefficient of variation is ``1/√k``.
@@ -119,11 +137,11 @@ class Gamma(Elementwise):
         self.concentration = positive("concentration", concentration)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``k(1 - y/μ)``."""
+        """Return ``k(1 - y/μ)``."""
         return self.concentration * (1 - targets * (-outputs).exp())
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """``μ/k`` times a standard Gamma variable of shape k."""
+        """Draw ``μ/k`` times a standard Gamma variable of shape k."""
         shape = torch.full_like(outputs, self.concentration)
         drawn = torch._standard_gamma(shape, generator=self._generator_on(outputs.device))
         return drawn * outputs.exp() / self.concentration
@@ -136,15 +154,22 @@ class Gamma(Elementwise):
     def _fisher_diagonal(self, z: Tensor) -> Tensor:
         return torch.full_like(z, self.concentration)
 
+    def _midpoint_diagonal(self, z: Tensor, y: Tensor, prior: float) -> Tensor:
+        del prior
+        return self.concentration * (1 + y * (-z).exp()) / 2
+
     def _inside(self, y: Tensor) -> Tensor:
         return (y > 0) & y.isfinite()
 
 
 class MeanScaleGaussian(Likelihood):
-    """Regression with its own spread: the last dimension halves into mean μ and ``ln σ``.
+    """Regression with a predicted scale: the last dimension holds the means μ, then the ``ln σ``.
 
     Outputs ``(…, 2d)``, targets ``(…, d)``. ``s = ((μ-y)/σ², 1 - (y-μ)²/σ²)``,
     ``H = diag(1/σ², 2)``. This is the model of the paper's Figure 1.
+
+    The midpoint Fisher information is ``diag(1/σ², 1 + (y-μ)²/σ²)``. It is never near 0 in units of
+    the residual, so ``prior`` is not needed and not used.
 
     Example:
         >>> MeanScaleGaussian()(torch.zeros(1, 2), torch.zeros(1, 1))  # ½ ln 2π
@@ -159,35 +184,52 @@ class MeanScaleGaussian(Likelihood):
         super().__init__(fisher=fisher, generator=generator, event_dims=1)
 
     def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``(y-μ)²/2σ² + ln σ + ½ ln 2π``, summed over the event."""
+        """Return ``(y-μ)²/2σ² + ln σ + ½ ln 2π``, summed over the event."""
         mu, log_sigma = outputs.chunk(2, -1)
         error = ((targets - mu) * (-log_sigma).exp()).square()
         return (error / 2 + log_sigma + math.log(2 * math.pi) / 2).sum(-1)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``((μ-y)/σ², 1 - (y-μ)²/σ²)``."""
+        """Return ``((μ-y)/σ², 1 - (y-μ)²/σ²)``."""
         mu, log_sigma = outputs.chunk(2, -1)
         precision = (-2 * log_sigma).exp()
         error = mu - targets
         return torch.cat([error * precision, 1 - error.square() * precision], -1)
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """``μ + σ ε``."""
+        """Draw ``μ + σ ε``."""
         mu, log_sigma = outputs.chunk(2, -1)
         noise = self._noise(mu)
         return mu + log_sigma.exp() * noise
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """``(t_μ/σ², 2 t_{ln σ})``."""
+        """Return ``(t_μ/σ², 2 t_{ln σ})``."""
         _, log_sigma = outputs.chunk(2, -1)
         t_mu, t_log_sigma = tangents.chunk(2, -1)
         return torch.cat([t_mu * (-2 * log_sigma).exp(), 2 * t_log_sigma], -1)
 
+    def midpoint_product(self, z: Tensor, y: Tensor, t: Tensor, *, prior: float = 0.0) -> Tensor:
+        """Return ``(t_μ/σ², (1 + (y-μ)²/σ²) t_{ln σ})``."""
+        del prior
+        return self._midpoint_diagonal(z, y) * t
+
+    def midpoint_sample(self, z: Tensor, y: Tensor, *, prior: float = 0.0) -> Tensor:
+        """Return ``b = ±√H⁺``, with an independent random sign for each element."""
+        del prior
+        return self._signs(z) * self._midpoint_diagonal(z, y).sqrt()
+
+    def _midpoint_diagonal(self, z: Tensor, y: Tensor) -> Tensor:
+        mu, log_sigma = z.chunk(2, -1)
+        # by logarithms, since 0 · ∞ is NaN
+        error = (2 * ((y - mu).abs().log() - log_sigma)).exp()
+        diagonal = torch.cat([(-2 * log_sigma).exp(), 1 + error], -1)
+        return diagonal.clamp(max=torch.finfo(z.dtype).max)
+
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         if outputs.shape[-1] % 2:
             raise ValueError(
-                "MeanScaleGaussian halves the last dimension of the outputs into mean and "
-                f"log-scale, so it must be even; got shape {tuple(outputs.shape)}"
+                "MeanScaleGaussian splits the last dimension of the outputs into means and "
+                f"log-scales, so it must be even; got shape {tuple(outputs.shape)}"
             )
         return (*outputs.shape[:-1], outputs.shape[-1] // 2)
 

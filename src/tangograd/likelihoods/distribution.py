@@ -1,4 +1,4 @@
-"""Any family of ``torch.distributions``."""
+"""Likelihoods made from ``torch.distributions``."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.distributions import Distribution
 
+from tangograd.estimates import pseudo_scores, row_dot, rows
 from tangograd.likelihoods.base import Fisher, Likelihood
 
 
@@ -17,6 +18,10 @@ class FromDistribution(Likelihood):
     ``make(outputs)`` returns a distribution whose ``batch_shape`` starts with the leading
     dimensions of the outputs. A distribution in general has no closed form for H, so the estimate
     defaults to ``"sampled"``, and ``"expected"`` is refused.
+
+    The midpoint Fisher information ``(H + s sᵀ)/2`` uses ``s̃ s̃ᵀ``, whose expectation is H, in
+    place of H, with the score s̃ of a pseudo-sample: so the result of ``midpoint_product`` is
+    random, with a new draw for each call. ``prior`` is not used.
 
     Args:
         make: maps outputs ``(B, *event)`` to a ``torch.distributions.Distribution``.
@@ -49,27 +54,34 @@ class FromDistribution(Likelihood):
         self.make = make
 
     def log_loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``-log_prob(y)``, summed over all but the leading dimensions."""
+        """Return ``-log_prob(y)``, summed over all but the leading dimensions."""
         leading = outputs.shape[: outputs.dim() - self.event_dimensions(outputs)]
         return -self.make(outputs).log_prob(targets).reshape(*leading, -1).sum(-1)
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """``∂ℓ/∂z`` by automatic differentiation."""
+        """Return ``∂ℓ/∂z``, by automatic differentiation."""
         with torch.enable_grad():
             z = outputs.detach().requires_grad_()
             (s,) = torch.autograd.grad(self.log_loss(z, targets).sum(), z)
         return s
 
     def sample(self, outputs: Tensor) -> Tensor:
-        """``make(outputs).sample()``, seeded from the generator."""
+        """Return ``make(outputs).sample()``, seeded from the generator."""
         devices = [outputs.device] if outputs.device.type != "cpu" else []
         with torch.random.fork_rng(devices=devices, device_type=outputs.device.type):
             torch.manual_seed(self._seed())
             return self.make(outputs).sample()
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor) -> Tensor:
-        """Not available: there is no closed form."""
+        """Raise NotImplementedError: there is no closed form."""
         raise NotImplementedError("FromDistribution has no closed form for the Fisher information")
+
+    def midpoint_product(self, z: Tensor, y: Tensor, t: Tensor, *, prior: float = 0.0) -> Tensor:
+        """Return ``(s̃ ⟨s̃, t⟩ + s ⟨s, t⟩)/2``, which is random and has the expectation ``H⁺ t``."""
+        del prior
+        s_tilde, s = pseudo_scores(self, z), self.score(z, y)
+        product = rows(row_dot(s_tilde, t), s) * s_tilde + rows(row_dot(s, t), s) * s
+        return product / 2
 
     def _target_shape(self, outputs: Tensor) -> tuple[int, ...]:
         distribution = self.make(outputs.detach())

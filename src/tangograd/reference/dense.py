@@ -16,17 +16,22 @@ def fisher_matrix(
     outputs: Tensor,
     parameters: Iterable[Tensor],
     weights: Tensor | None = None,
+    *,
+    targets: Tensor | None = None,
 ) -> Tensor:
-    """``F = Σ w_i J_iᵀ H_i J_i / Σ w_i``: exact, the outputs' distribution integrated out.
+    """Return the exact Fisher matrix ``F = Σ w_i J_iᵀ H_i J_i / Σ w_i``.
 
-    The Jacobian is built by one backward pass for each element of the outputs; the cost is
-    O(elements) backward passes and O(d²) memory.
+    It is the expectation over the output distribution, without sampling. The Jacobian is built by
+    one backward pass for each element of the outputs; the cost is O(elements) backward passes and
+    O(d²) memory.
 
     Args:
         likelihood: gives H through its ``fisher_product``.
         outputs: z, shape ``(*samples, *event)``, computed from the parameters.
         parameters: θ, d elements in all.
-        weights: w, shape ``(*samples)``; all 1 by default.
+        weights: w, shape ``(*samples)``, not negative; all 1 by default.
+        targets: y; needed if the likelihood has class weights, label smoothing or a ``pos_weight``,
+            or ignores some targets, since these change the weights.
 
     Returns:
         F, shape ``(d, d)``, in the order of the flattened parameters.
@@ -39,12 +44,21 @@ def fisher_matrix(
         tensor([[0.2500]])
     """
     theta = list(parameters)
-    events = likelihood.event_dimensions(outputs)
-    z = outputs.reshape(-1, *outputs.shape[outputs.dim() - events :])
-    w = torch.ones(len(z)).to(z) if weights is None else weights.reshape(-1).to(z)
+    if targets is None:
+        events = likelihood.event_dimensions(outputs)
+        z = outputs.reshape(-1, *outputs.shape[outputs.dim() - events :])
+        w = torch.ones(len(z)).to(z) if weights is None else weights.reshape(-1).to(z)
+        w, m = w / w.sum(), None
+    else:
+        batch = likelihood.batch(outputs, targets, weights)
+        batch.raise_if_invalid()
+        z, w, m = batch.z, batch.fisher_weights, batch.element_weights
     J = _jacobian(z, theta)
     H = _output_fisher(likelihood, z.detach())
-    return torch.einsum("b,bki,bkl,blj->ij", w / w.sum(), J, H, J)
+    if m is not None:
+        root = m.reshape(len(m), -1).sqrt()
+        H = root[:, :, None] * H * root[:, None, :]
+    return torch.einsum("b,bki,bkl,blj->ij", w, J, H, J)
 
 
 def natural_gradient(
@@ -54,9 +68,10 @@ def natural_gradient(
     parameters: Iterable[Tensor],
     *,
     weights: Tensor | None = None,
+    fisher_weights: Tensor | None = None,
     damping: float = 0.0,
 ) -> list[Tensor]:
-    """``(F + damping·I)⁻¹ g``, in the shapes of the parameters.
+    """Return ``(F + damping·I)⁻¹ g``, in the shapes of the parameters.
 
     Args:
         likelihood: the output family.
@@ -64,6 +79,7 @@ def natural_gradient(
         targets: y.
         parameters: θ.
         weights: w; all 1 by default.
+        fisher_weights: weights of F, by default w; see :meth:`tangograd.Likelihood.forward`.
         damping: added to the diagonal of F.
 
     Example: one natural-gradient step of length 1 fits the mean of a Gaussian.
@@ -75,10 +91,11 @@ def natural_gradient(
         [tensor([-2.])]
     """
     theta = list(parameters)
-    loss = likelihood(outputs, targets, weights)
+    loss = likelihood(outputs, targets, weights, fisher_weights)
     g = torch.autograd.grad(loss, theta, retain_graph=True, allow_unused=True)
     gradient = flatten([_or_zeros(x, p) for x, p in zip(g, theta, strict=True)])
-    F = fisher_matrix(likelihood, outputs, theta, weights)
+    w = weights if fisher_weights is None else fisher_weights
+    F = fisher_matrix(likelihood, outputs, theta, w, targets=targets)
     F = F + damping * torch.eye(len(F), dtype=F.dtype, device=F.device)
     solution, failed = torch.linalg.solve_ex(F, gradient)
     if bool(failed):
@@ -90,7 +107,7 @@ def natural_gradient(
 
 
 def _jacobian(z: Tensor, theta: Sequence[Tensor]) -> Tensor:
-    """``∂z/∂θ``, shape ``(B, K, d)`` with K the elements of one sample's outputs."""
+    """Return ``∂z/∂θ``, shape ``(B, K, d)`` with K the elements of one sample's outputs."""
     flat = z.reshape(-1)
     jacobian = []
     for i in range(len(flat)):
@@ -100,7 +117,7 @@ def _jacobian(z: Tensor, theta: Sequence[Tensor]) -> Tensor:
 
 
 def _output_fisher(likelihood: Likelihood, z: Tensor) -> Tensor:
-    """H of each sample, shape ``(B, K, K)``, column by column."""
+    """Return H of each sample, shape ``(B, K, K)``."""
     K = z[0].numel()
     columns = []
     for k in range(K):

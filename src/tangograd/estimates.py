@@ -1,14 +1,15 @@
-"""The four estimates F̂ of the Fisher matrix, in output space.
+"""Estimates of the Fisher matrix from a batch, in output space.
 
-With ``J_i`` the Jacobian of the outputs ``z_i`` of sample i, ``s̃_i`` the score of a pseudo-sample
-``ỹ_i ~ p_θ(·|x_i)``, ``H_i`` the Fisher information of the output distribution and ``w_i`` the
-weights (summing to 1, so ``1/B`` each when all samples count alike):
+Notation: ``z_i`` are the outputs of sample i and ``J_i`` is their Jacobian; ``H_i`` is the Fisher
+information of the output distribution; ``s̃_i`` is the score of a pseudo-sample
+``ỹ_i ~ p_θ(·|x_i)`` and ``g̃_i = J_iᵀ s̃_i`` its pseudo-gradient; ``w_i`` are the Fisher weights of
+the samples (``1/B`` each without weights).
 
 =============  ====================================  ============================================
-``fisher=``    F̂                                     E F̂ over ỹ
+``fisher=``    F̂                                     expectation of F̂ over ỹ
 =============  ====================================  ============================================
-``expected``   ``Σ w_i J_iᵀ H_i J_i``                itself: closed form, no sampling noise
-``sampled``    ``Σ w_i g̃_i g̃_iᵀ``                    the Fisher matrix; Definition 1 at B=1
+``expected``   ``Σ w_i J_iᵀ H_i J_i``                F̂ itself: closed form, no sampling noise
+``sampled``    ``Σ w_i g̃_i g̃_iᵀ``                    the Fisher matrix; Definition 1 at B = 1
 ``minibatch``  ``h hᵀ`` with ``h = Σ √w_i g̃_i``      the Fisher matrix: with equal weights this is
                                                      ``B g̃g̃ᵀ``, g̃ the batch mean (the paper's
                                                      minibatch equation); rank one
@@ -16,12 +17,13 @@ weights (summing to 1, so ``1/B`` each when all samples count alike):
                                                      the gradients: the paper's "outer product"
 =============  ====================================  ============================================
 
-``h`` has ``√w_i`` because pseudo-gradients are independent and centred given x: the cross terms of
-``h hᵀ`` vanish on average and ``E h hᵀ = Σ w_i E g̃_i g̃_iᵀ``.
+The vector ``h`` uses ``√w_i`` because pseudo-gradients are independent and centred given x: the
+cross terms of ``h hᵀ`` have expectation zero, so ``E h hᵀ = Σ w_i E g̃_i g̃_iᵀ``.
 
-An estimate is three choices: whose scores stand in for ``s̃`` (the model's or the data's); the
-output cotangent ``product`` whose pull-back through the model is ``F̂ v`` when ``t_i = J_i v``; and
-the vectors whose outer products make F̂ up, for the statistics of γ.
+An estimate makes three choices: which scores stand for ``s̃`` (scores of pseudo-samples or of the
+data); which output cotangent ``product`` has ``F̂ v`` as its pull-back when ``t_i = J_i v``; and
+which vectors have outer products that add up to F̂, from which the statistics of γ are computed.
+Rows of weight 0 contribute nothing to any of them.
 """
 
 from __future__ import annotations
@@ -32,32 +34,34 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-PseudoScores = Callable[[], Tensor]  # s̃, computed on first use
+#: A function that returns s̃, and computes it when it is first called.
+PseudoScores = Callable[[], Tensor]
 
 
 class OutputFamily(Protocol):
-    """What an estimate asks of a likelihood."""
+    """The methods of a likelihood that an estimate uses."""
 
     def score(self, outputs: Tensor, targets: Tensor, /) -> Tensor:
-        """``∂ℓ/∂z``."""
+        """Return ``∂ℓ/∂z``."""
 
     def sample(self, outputs: Tensor, /) -> Tensor:
-        """``ỹ ~ p(·|z)``."""
+        """Draw ``ỹ ~ p(·|z)``."""
 
     def fisher_product(self, outputs: Tensor, tangents: Tensor, /) -> Tensor:
-        """``H t``."""
+        """Return ``H t``."""
 
 
 class FisherEstimate(NamedTuple):
     """One way to estimate the Fisher matrix from a batch; see the table above.
 
     Attributes:
-        pseudo_scores: ``(family, z, s) -> s̃``.
-        product: ``(family, z, t, s̃, w) -> `` the output cotangent of ``F̂ v``.
-        factor: ``(s̃, w, position) -> (cotangent, weight)`` of one of the vectors whose outer
-            products make F̂ up, for a position in [0, 1) along the batch.
-        rank_one: F̂ is a single outer product, so that batching adds no independent terms.
-        closed_form: F̂ has no noise from ỹ: it is an average over all pseudo-samples.
+        pseudo_scores: maps ``(family, z, s)`` to s̃, where s are the scores of the data.
+        product: maps ``(family, z, t, s̃, w)`` to the output cotangent of ``F̂ v``.
+        factor: maps ``(s̃, w, position)`` to a cotangent and its weight (a 0-d tensor), for a
+            position in [0, 1) along the rows of positive weight. The pull-back of the cotangent is
+            one of the vectors whose weighted outer products have the mean F̂ over positions.
+        rank_one: whether F̂ is a single outer product, so that a larger batch adds no rank.
+        closed_form: whether F̂ is the expectation over pseudo-samples, without sampling noise.
     """
 
     pseudo_scores: Callable[[OutputFamily, Tensor, Tensor], Tensor]
@@ -67,11 +71,15 @@ class FisherEstimate(NamedTuple):
     closed_form: bool = False
 
 
+def pseudo_scores(family: OutputFamily, z: Tensor) -> Tensor:
+    """Draw ``ỹ ~ p(·|z)`` and return its scores ``s̃``, for which ``E s̃ s̃ᵀ = H``."""
+    y = family.sample(z)
+    return family.score(z, y.to(z.dtype) if y.is_floating_point() else y)
+
+
 def _scores_from_model(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:
     del s
-    wide = z.float() if z.dtype.itemsize < 4 else z  # few samplers know half precision
-    y = family.sample(wide)
-    return family.score(z, y.to(z.dtype) if y.is_floating_point() else y)
+    return pseudo_scores(family, z)
 
 
 def _scores_from_data(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:
@@ -82,7 +90,7 @@ def _scores_from_data(family: OutputFamily, z: Tensor, s: Tensor) -> Tensor:
 def _closed_form(
     family: OutputFamily, z: Tensor, t: Tensor, s_tilde: PseudoScores, w: Tensor
 ) -> Tensor:
-    """``w_i H_i t_i``."""
+    """Return ``w_i H_i t_i``."""
     del s_tilde
     return rows(w, z) * family.fisher_product(z, t)
 
@@ -90,7 +98,7 @@ def _closed_form(
 def _outer_products(
     family: OutputFamily, z: Tensor, t: Tensor, s_tilde: PseudoScores, w: Tensor
 ) -> Tensor:
-    """``w_i s̃_i ⟨s̃_i, t_i⟩``."""
+    """Return ``w_i s̃_i ⟨s̃_i, t_i⟩``."""
     del family
     return rows(w * row_dot(s_tilde(), t), z) * s_tilde()
 
@@ -98,22 +106,27 @@ def _outer_products(
 def _one_outer_product(
     family: OutputFamily, z: Tensor, t: Tensor, s_tilde: PseudoScores, w: Tensor
 ) -> Tensor:
-    """``√w_i s̃_i Σ_j √w_j ⟨s̃_j, t_j⟩``."""
+    """Return ``√w_i s̃_i Σ_j √w_j ⟨s̃_j, t_j⟩``."""
     del family
     root = w.sqrt()
     return rows(root * (root * row_dot(s_tilde(), t)).sum(), z) * s_tilde()
 
 
 def _one_row(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, Tensor]:
-    """``g̃_i`` for the sample at that position, and its weight relative to the mean weight."""
-    i = int(position * len(w))
-    cotangent = torch.zeros_like(s_tilde)
-    cotangent[i] = s_tilde[i]
-    return cotangent, w[i] * len(w)
+    """Return the cotangent of ``g̃_i`` for the row at a position, and ``n w_i``.
+
+    Only the n rows of positive weight are drawn. They are counted on the device.
+    """
+    positive = w > 0
+    n = positive.sum()
+    place = (position * n.double()).long()
+    i = torch.searchsorted(positive.cumsum(0), place + 1).reshape(1)
+    cotangent = torch.zeros_like(s_tilde).index_copy(0, i, s_tilde.index_select(0, i))
+    return cotangent, w.index_select(0, i).squeeze(0) * n
 
 
 def _whole_batch(s_tilde: Tensor, w: Tensor, position: float) -> tuple[Tensor, Tensor]:
-    """``h = Σ √w_i g̃_i``."""
+    """Return the cotangent of ``h = Σ √w_i g̃_i``, whose weight is 1."""
     del position
     return rows(w.sqrt(), s_tilde) * s_tilde, w.new_ones(())
 
@@ -129,7 +142,7 @@ ESTIMATES: dict[str, FisherEstimate] = {
 
 
 def row_dot(a: Tensor, b: Tensor) -> Tensor:
-    """``⟨a_i, b_i⟩`` for each row i, shape ``(B,)``.
+    """Return ``⟨a_i, b_i⟩`` for each row i, shape ``(B,)``.
 
     >>> row_dot(torch.tensor([[1.0, 2.0], [0.0, 3.0]]), torch.tensor([[1.0, 1.0], [5.0, 1.0]]))
     tensor([3., 3.])
@@ -138,7 +151,7 @@ def row_dot(a: Tensor, b: Tensor) -> Tensor:
 
 
 def rows(per_row: Tensor, like: Tensor) -> Tensor:
-    """``per_row``, of shape ``(B,)``, shaped to multiply the rows of ``like``.
+    """Reshape ``per_row`` of shape ``(B,)`` so that it multiplies the rows of ``like``.
 
     >>> rows(torch.tensor([1.0, 2.0]), torch.zeros(2, 3, 4)).shape
     torch.Size([2, 1, 1])
