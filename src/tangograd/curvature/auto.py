@@ -143,6 +143,18 @@ class Auto(GammaRule):
         self._set()
         self.recent_slope = self.recent_slope or self.value * descent
 
+    def rescale(self, ratio: float) -> None:
+        """Express what was measured in the metric of a new C.
+
+        Args:
+            ratio: ``⟨r, C_new r⟩ / ⟨r, C_old r⟩``.
+        """
+        self.search *= ratio
+        self.cap *= ratio
+        self.noise *= ratio
+        self.recent_quotient *= ratio
+        self.value /= ratio
+
     def unmeasured(self, safe: float) -> None:
         """There is no replay: start at ``γ = 1/safe`` unless there is a γ already."""
         self.due, self.blind = False, True

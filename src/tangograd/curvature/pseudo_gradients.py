@@ -25,7 +25,7 @@ from torch.nn import functional
 
 from tangograd.curvature.statistics import Factors, Statistics
 from tangograd.distributed import ALONE, Peers, here
-from tangograd.tangents import LayerCall, Session, Share, check_term
+from tangograd.tangents import LayerCall, Session, Share, Term, check_term
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
@@ -80,7 +80,7 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
         layers = _input_moments(calls) if "layers" in needs else {}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
-            cotangent = term.probe() * spread
+            cotangent = term.midpoint_sample(prior(term)) * spread
             h = peers.pull_back([term.outputs], targets, [cotangent])
             if check and draw == 0 and not peers.sharded:
                 check_term(session, term, cotangent, h[:n])
@@ -103,6 +103,15 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
         )
         pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, layers))
     return pulled
+
+
+def prior(term: Term) -> float:
+    """Return the weight of the uninformed prediction in the midpoint Fisher information.
+
+    Over the batch it is a twentieth of an observation: a first batch of predictions that are
+    confident and right then does not make C infinite.
+    """
+    return 1 / (20 * len(term.outputs))
 
 
 def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE) -> Statistics:

@@ -213,6 +213,11 @@ class _Measurement:
                     state[p]["leading"] = x
         along = read.get("along")
         descent = read["descent"]
+        before = sum(
+            d for d, g in zip(signals.descents, self.groups, strict=True) if g.rule is rule
+        )
+        if self.pulled and 0 < before < math.inf and 0 < descent < math.inf and step:
+            rule.rescale(descent / before)
         if not 0 < descent < math.inf or (along is not None and not 0 <= along < math.inf):
             return None
         rule.measured(
