@@ -151,8 +151,8 @@ class Likelihood(nn.Module, ABC):
         """Return the targets in the data type that the formulas use."""
         return targets.to(outputs.dtype)
 
-    def _ignored(self, targets: Tensor) -> Tensor | None:
-        """Return which samples a convention of the family ignores; ``None`` if it has none."""
+    def _counting(self, targets: Tensor) -> Tensor | None:
+        """Return which samples count by a convention of the family; ``None`` if it has none."""
         del targets
         return None
 
@@ -181,11 +181,13 @@ class Likelihood(nn.Module, ABC):
         if samples.numel() == 0:
             raise ValueError(NOTHING_COUNTS)
         given = Weights.checked(samples, weights, fisher_weights)
-        counts, ignored = given.counts(), self._ignored(targets)
-        if ignored is not None and ignored.shape == samples:
-            attended = ~ignored.reshape(-1)
-            counts = attended if counts is None else counts & attended
-        flatten = Flatten(samples, counts)
+        counts, counting = given.counts(), self._counting(targets)
+        if counting is not None and counting.shape == samples:
+            counting = counting.reshape(-1)
+            counts = counting if counts is None else counts & counting
+        if counts is not None and counts.device.type == "cpu" and bool(counts.all()):
+            counts = None  # saves a copy of the outputs; on a GPU the reading would cost more
+        flatten = Flatten.of(samples, counts)
         z = flatten(outputs)
         shaped = z.detach().reshape(outputs.shape)
         self._check_layout(shaped, targets)
@@ -196,7 +198,9 @@ class Likelihood(nn.Module, ABC):
         encoded = self._encode(z.detach(), flatten(converted))
         loss_weights, fisher, W = given.normalised(z.detach(), counts, encoded)
         bad_weights, rule = given.outside_domain()
-        invalid = outside.any() | ~(fisher.sum() > 0)
+        invalid = outside.any()
+        if not all(x is None for x in (*given, counts, encoded.mass)):
+            invalid |= ~(fisher.sum() > 0)
         if bad_weights is not None:
             invalid = invalid | bad_weights
 

@@ -15,8 +15,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from tangograd.estimates import rows
-
 
 class Batch(NamedTuple):
     """A batch with one row for each of its B samples.
@@ -58,22 +56,27 @@ class Flatten:
 
     Attributes:
         samples: the leading shape.
-        counts: which rows count, shape ``(B,)``; the others repeat the first one that does.
-            ``None`` if all count.
+        index: for each row, the sample that it shows, shape ``(B,)``: itself, or the first one that
+            counts for a sample that does not. ``None`` if all count.
     """
 
     samples: torch.Size
-    counts: Tensor | None
+    index: Tensor | None
+
+    @classmethod
+    def of(cls, samples: torch.Size, counts: Tensor | None) -> Flatten:
+        """Build the map from which samples count, shape ``(B,)``; ``None`` if all count."""
+        if counts is None:
+            return cls(samples, None)
+        rows = torch.arange(len(counts), device=counts.device)
+        return cls(samples, rows.where(counts, counts.int().argmax()))
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the rows of a tensor, with its derivatives."""
         tensor = at_least_single(tensor)
         if len(self.samples) != 1:
             tensor = tensor.reshape(-1, *tensor.shape[len(self.samples) :])
-        if self.counts is None:
-            return tensor
-        first = self.counts.int().argmax().reshape(1)
-        return torch.where(rows(self.counts, tensor), tensor, tensor.detach()[first])
+        return tensor if self.index is None else tensor.index_select(0, self.index)
 
 
 class Encoded(NamedTuple):
@@ -153,16 +156,19 @@ class Weights(NamedTuple):
             counts: which samples count.
             encoded: the masses and counts of the targets.
         """
-        ones = like.new_ones(len(like))
-        loss = ones if self.loss is None else self.loss.to(like)
-        fisher = loss if self.fisher is None else self.fisher.to(like)
-        if counts is not None:
-            loss, fisher = loss.where(counts, 0), fisher.where(counts, 0)
-        denominator = fisher if encoded.divisor is None else fisher * encoded.divisor
-        W = denominator.sum(dtype=torch.float64)
-        if encoded.mass is not None:
-            loss, fisher = loss * encoded.mass, fisher * encoded.mass
-        return loss / W, fisher / W, W
+        uniform = like.new_ones(len(like)) if counts is None else counts.to(like.dtype)
+        loss = uniform if self.loss is None else _where(counts, self.loss.to(like))
+        fisher = loss if self.fisher is None else _where(counts, self.fisher.to(like))
+        divisor = fisher if encoded.divisor is None else fisher * encoded.divisor
+        W = divisor.sum(dtype=torch.float64)
+        scale = W.reciprocal() if encoded.mass is None else encoded.mass / W
+        weights = loss * scale
+        return weights, weights if fisher is loss else fisher * scale, W
+
+
+def _where(counts: Tensor | None, weights: Tensor) -> Tensor:
+    """Return the weights of the samples that count, and 0 for the others."""
+    return weights if counts is None else weights.where(counts, 0)
 
 
 def _bad(weights: Tensor) -> Tensor:

@@ -139,20 +139,20 @@ class Categorical(Likelihood):
     def _convert(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return targets.to(outputs.dtype) if targets.is_floating_point() else targets.long()
 
-    def _ignored(self, targets: Tensor) -> Tensor | None:
+    def _counting(self, targets: Tensor) -> Tensor | None:
         if targets.is_floating_point():
             return None
         targets = targets.long()
-        ignored = targets == self.ignore_index
+        counting = targets != self.ignore_index
         if self.weight is not None and not self.label_smoothing:
             known = targets.clamp(0, len(self.weight) - 1)
-            ignored |= (self.weight[known] == 0) & (known == targets)
-        return ignored
+            counting &= (self.weight[known] != 0) | (known != targets)
+        return counting
 
     def _outside_domain(self, outputs: Tensor, targets: Tensor) -> tuple[Tensor, str]:
         classes = outputs.shape[-1]
         if not targets.is_floating_point():
-            return (targets < 0) | (targets >= classes), f"classes from 0 to {classes - 1}"
+            return targets.clamp(0, classes - 1) != targets, f"classes from 0 to {classes - 1}"
         inside = (targets >= 0).all(-1) & ((targets.sum(-1) - 1).abs() <= _PROBABILITY_TOLERANCE)
         return ~inside, "class probabilities (not negative, with sum 1)"
 
@@ -206,8 +206,8 @@ class Bernoulli(Elementwise):
         self, pos_weight: Tensor | float | None = None, **options: Unpack[Options]
     ) -> None:
         super().__init__(**options)
-        if pos_weight is not None:
-            pos_weight = torch.as_tensor(pos_weight, dtype=torch.get_default_dtype())
+        if pos_weight is not None and not isinstance(pos_weight, Tensor):
+            pos_weight = torch.tensor(float(pos_weight))
         self.register_buffer("pos_weight", _loss_weights("pos_weight", pos_weight))
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
