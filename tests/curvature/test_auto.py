@@ -365,7 +365,7 @@ def test_refreshes_alternate_also_past_the_first_steps():
 
 def test_two_auto_rules_have_a_power_iteration_each():
     """Each finds the largest curvature of its own group."""
-    x = torch.randn(500, 2)
+    x = torch.randn(500, 2) * torch.tensor([1.0, 0.5])  # a gap between the eigenvalues
     y = torch.randn(500, 1)
     small, large = (nn.Linear(2, 1, bias=False) for _ in range(2))
 
