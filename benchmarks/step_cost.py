@@ -18,10 +18,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from tangograd.engines.passes import Dual
 from torch import nn
 
 from tangograd import TANGO, Categorical
-from tangograd.engines.passes import Dual
 
 RESULTS = Path(__file__).parent / "results" / "step_cost.json"
 BLOCK, REPEATS = 10, 5

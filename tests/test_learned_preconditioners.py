@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from tangograd import TANGO, Categorical
-from tangograd.engines.block import Engines, tangent_block
+from tangograd.engines import Site, resolve
 from tangograd.preconditioners import InverseDiagonal, Kronecker, RMSProp, kronecker
 from tangograd.preconditioners.learned import FLOOR, LARGE
 from tangograd.reference import fisher_matrix
+from tangograd.session import TrainingPass, open_pass
 from tangograd.statistics import Factors, Statistics, collect, combine
-from tangograd.tangents import Session
 from tangograd.vectors import dot, flatten
 
 from .cases import LIKELIHOODS, problem
@@ -19,10 +19,10 @@ from .cases import LIKELIHOODS, problem
 def statistics(model, likelihood, x, y, needs, draws=1):
     params = list(model.parameters())
     zeros = [torch.zeros_like(p) for p in params]
-    session = Session(params, zeros, 1.0, layers=[] if "layers" in needs else None)
-    with tangent_block(Engines("dual"), None, None, session):
+    layers, block = [], TrainingPass(params, zeros)
+    with open_pass(resolve("dual"), Site(layers=layers), block, params, zeros):
         loss = likelihood(model(x), y)
-    pulled = collect(session, frozenset(needs), draws, check=False)
+    pulled = collect(block, layers, frozenset(needs), draws, check=False)
     loss.backward()
     return combine(pulled, params)
 

@@ -21,12 +21,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tangograd.adjoint import check_term
 from tangograd.distributed import ALONE, Peers, here
 from tangograd.gamma import GammaRule, NecessaryBound
 from tangograd.preconditioners import Preconditioner
-from tangograd.replay import Replay
+from tangograd.recording import Recording
+from tangograd.session import Share, Term, TrainingPass
 from tangograd.statistics import Pulled
-from tangograd.tangents import Session, Share, Term, check_term
 from tangograd.vectors import dot
 
 Group = tuple[list[Tensor], Preconditioner]  # the parameters of a group, and its C
@@ -73,7 +74,7 @@ class Measurement:
     observations: list[tuple[Callable[[list[Any]], None], Any]]
     weight: float
     pulled: list[Pulled]
-    replay: Replay | None
+    replay: Recording | None
 
     @property
     def used(self) -> bool:
@@ -107,13 +108,13 @@ class Measurement:
 
 
 def measure(
-    session: Session,
+    session: TrainingPass,
     groups: Sequence[Group],
     *,
     step: int,
     samples: int,
     pulled: list[Pulled],
-    replay: Replay | None,
+    replay: Recording | None,
 ) -> Measurement:
     """Measure a batch, with pseudo-gradients of ``samples`` of its samples: 0, 1 or 2."""
     terms = session.terms

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import CheckpointError
 
 from tangograd import distributed, guard, preconditioners, refresh
 from tangograd import gamma as gammas
+from tangograd.adjoint import DisagreementError
 from tangograd.checks import (
     Version,
     check_factors,
@@ -29,22 +30,22 @@ from tangograd.checks import (
     rate,
     version,
 )
-from tangograd.conditions import Conditions, without_autocast
-from tangograd.engines.block import Engines, NoFormulaError, tangent_block
-from tangograd.engines.choice import CannotRunError, refuse_reentrant
+from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
+from tangograd.engines.blame import check_not_reentrant
+from tangograd.engines.mode import LayerCall
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
 from tangograd.measurement import Measurement, learn, measure, unscale
 from tangograd.open_step import OpenStep
 from tangograd.preconditioners import Preconditioner
-from tangograd.replay import Replay
+from tangograd.recording import ForwardContext, Recording, without_autocast
 from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
+from tangograd.session import CannotReplayError, TrainingPass, exclusive, open_pass
 from tangograd.shards import local
 from tangograd.state import follow_model, velocities
 from tangograd.statistics import collect
-from tangograd.tangents import CannotReplayError, DisagreementError, Session
 from tangograd.vectors import dot
 
 T = TypeVar("T")
@@ -144,7 +145,7 @@ class TANGO(Optimizer):
 
     #: Set it to the GradScaler that scales the loss, if there is one: γ and C must know its scale.
     scaler: torch.amp.GradScaler | None
-    _engines: Engines
+    _engine: Select
     _open: OpenStep
     _names: dict[int, str]  # names of the model's parameters, for messages
     _versions: dict[Tensor, Version]  # of the parameters after the last block
@@ -171,7 +172,7 @@ class TANGO(Optimizer):
             "weight_decay": weight_decay,
             "accelerated": accelerated,
         }
-        self._engines = Engines(engine)
+        self._engine = resolve(engine)
         self._forget()
         super().__init__(params, options)
 
@@ -233,7 +234,7 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        with self._with_peers(model), self._block(model, None):
+        with exclusive(), self._with_peers(model), self._block(Site(model)):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -251,30 +252,31 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        with self._with_peers(model):
+        site = Site(model, closure)
+        with exclusive(), self._with_peers(model):
             if self._open.peers.sharded:
                 raise NotImplementedError(
                     "`evaluate` does not run models sharded by fully_shard: call the model and the "
                     "likelihood in a `with optimizer.tangents(model):` block"
                 )
-            before = Conditions(model)
+            context = ForwardContext(model)
             try:
-                with self._block(model, closure):
+                with self._block(site):
                     loss = closure()
             except Exception as error:
                 unable = isinstance(error, NoFormulaError | CheckpointError)
-                if self._engines.proved and not unable:
+                if self._engine.verified and not unable:
                     raise
-                self._engines.forget(model, closure)  # all are tried
-                before.restore()
+                self._engine.reset(site)  # all are tried
+                context.restore()
                 try:
-                    with self._block(model, closure):
+                    with self._block(site):
                         loss = closure()
                 except CannotRunError:
                     if unable:
                         raise
                     raise error from None
-            self._engines.proved = True
+            self._engine.verified = True
             return loss
 
     def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
@@ -288,11 +290,9 @@ class TANGO(Optimizer):
         return [p for group in self.param_groups for p in group["params"]]
 
     @contextmanager
-    def _block(
-        self, model: nn.Module | None, closure: Callable[[], object] | None
-    ) -> Iterator[None]:
-        """A forward pass with tangents, and what is to be measured of it."""
-        self._check_model(model)
+    def _block(self, site: Site) -> Iterator[None]:
+        """Open a forward pass with tangents, and measure it when it is closed."""
+        self._check_model(site.model)
         follow_model(self.param_groups, self.state)
         if all(p.grad is None for p in self._trained()):
             self._open.discard(self._trained())  # as after model.zero_grad()
@@ -301,11 +301,14 @@ class TANGO(Optimizer):
         due = refresh.is_due(step, rules, Cs)
         needs = refresh.needs(step, rules, Cs) if due else frozenset()
         samples = self._looks(step)
-        again = Replay(self._engines, model, closure)
-        recording = again.recording() if due or samples == 2 else nullcontext()
-        layers = "layers" in needs
-        with recording, self._session(model, closure, record_layers=layers) as session:
-            session.may_overflow = self.scaler is not None and self.scaler.is_enabled()
+        layers: list[LayerCall] = []
+        if "layers" in needs:
+            site = site._replace(layers=layers)
+        recording = Recording(self._engine, site)
+        with (
+            recording.record() if due or samples == 2 else nullcontext(),
+            self._training_pass(site) as session,
+        ):
             yield
         if self._overflowed(session):
             return
@@ -317,8 +320,8 @@ class TANGO(Optimizer):
             )
         self._versions = {p: version(p) for p in session.parameters}
         if step == 0:
-            refuse_reentrant([term.outputs for term in session.terms])
-        again.terms = session.terms
+            check_not_reentrant([term.outputs for term in session.terms])
+        recording.expect(session)
         draws = 1 if step else max(C.first_draws for C in Cs)
         try:
             with without_autocast():
@@ -327,14 +330,16 @@ class TANGO(Optimizer):
                     [(group["params"], group["preconditioner"]) for group in self.param_groups],
                     step=step,
                     samples=samples,
-                    pulled=collect(session, needs, draws, check=step < 16 or step % 100 == 0),
-                    replay=again if due and autos(rules) else None,
+                    pulled=collect(
+                        session, layers, needs, draws, check=step < 16 or step % 100 == 0
+                    ),
+                    replay=recording if due and autos(rules) else None,
                 )
         except DisagreementError as error:
-            raise again.blamed(error, session.parameters) from None
+            raise recording.with_module_name(error, session.parameters) from None
         self._open.add(block, session.parameters)
 
-    def _overflowed(self, session: Session) -> bool:
+    def _overflowed(self, session: TrainingPass) -> bool:
         """Whether the block is for a step that the scaler will skip: there is nothing to learn."""
         peers = self._open.peers
         if session.may_overflow and peers.sharded:  # where they pull back together
@@ -356,14 +361,9 @@ class TANGO(Optimizer):
         if self._open.peers.sharded:
             check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
-    def _session(
-        self,
-        model: object = None,
-        closure: Callable[[], object] | None = None,
-        *,
-        record_layers: bool = False,
-    ) -> AbstractContextManager[Session]:
-        """A pass with tangents ``(1-δt_{k-1}) v``.
+    @contextmanager
+    def _training_pass(self, site: Site) -> Iterator[TrainingPass]:
+        """Open a pass with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
         """
@@ -376,9 +376,10 @@ class TANGO(Optimizer):
                 if p.requires_grad:
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
-        session = Session(parameters, tangents, scale, layers=[] if record_layers else None)
-        module = model if isinstance(model, nn.Module) else None
-        return tangent_block(self._engines, module, closure, session)
+        may_overflow = self.scaler is not None and self.scaler.is_enabled()
+        session = TrainingPass(parameters, tangents, scale, may_overflow=may_overflow)
+        with open_pass(self._engine, site, session, parameters, tangents):
+            yield session
 
     def _looks(self, step: int) -> int:
         """Of how many samples to look at pseudo-gradients in this step.
@@ -627,9 +628,10 @@ class TANGO(Optimizer):
                 "residual() does not run models sharded by fully_shard: load a checkpoint of the "
                 "run into a whole model in one process"
             )
+        site = Site(model if isinstance(model, nn.Module) else None)
         with peers.inside():
             return relative_residual(
-                equations, lambda: self._session(model), model, likelihood, batches
+                equations, lambda: self._training_pass(site), model, likelihood, batches
             )
 
     # ------------------------------------------------------------------ saving, loading, copying
@@ -676,7 +678,7 @@ class TANGO(Optimizer):
         ]
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engines": self._engines}
+        return super().__getstate__() | {"_engine": self._engine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)

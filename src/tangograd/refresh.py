@@ -19,8 +19,8 @@ from tangograd.gamma import Auto, GammaRule
 from tangograd.groups import Group, autos
 from tangograd.measurement import Measurement
 from tangograd.preconditioners import Preconditioner
+from tangograd.session import CannotReplayError
 from tangograd.statistics import combine, probe
-from tangograd.tangents import CannotReplayError
 from tangograd.vectors import dot
 
 EVERY = 20

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.distributed import batch_factor, peers
-from tangograd.engines.passes import Compiled
+from tangograd.engines.compiled import Compiled
 from tangograd.gamma import Auto
 from tangograd.statistics import probe
 

@@ -8,9 +8,9 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 
-from tangograd.engines.lean import DerivativeInsideError, Lean
+from tangograd.engines.mode import DerivativeInsideError, GraphFreeTangents
 from tangograd.engines.rules import RULES
-from tangograd.tangents import load_formulas
+from tangograd.session import load_formulas
 
 
 def numbers(*shape, seed=0):
@@ -143,7 +143,7 @@ def _formulas():
 
 def lean(function, inputs, tangents, dual):
     """z and t under the lean mode, with tangents on those inputs that ``dual`` names."""
-    with forward_ad.dual_level(), Lean():
+    with forward_ad.dual_level(), GraphFreeTangents():
         arguments = [
             forward_ad.make_dual(x, dx) if i in dual else x
             for i, (x, dx) in enumerate(zip(inputs, tangents, strict=True))
@@ -214,7 +214,7 @@ def test_gradients_are_those_of_the_function(name):
 def test_every_rule_is_tried():
     tried = set()
 
-    class Watching(Lean):
+    class Watching(GraphFreeTangents):
         def compute(self, func, args, kwargs):
             tried.add(func)
             return super().compute(func, args, kwargs)
@@ -329,7 +329,7 @@ def test_attention_in_half_precision_does_not_overflow():
 def test_attention_under_a_transform_of_others():
     """Nothing of it is wrapped, but a function with a backward of its own cannot run there."""
     q, k, v = (x.clone().requires_grad_() for x in qkv)
-    with forward_ad.dual_level(), Lean():
+    with forward_ad.dual_level(), GraphFreeTangents():
         q = forward_ad.make_dual(q, qkv[1])
         found = torch.vmap(lambda _: attention(q, k, v).sum(), randomness="error")(torch.ones(2))
     assert found.shape == (2,)
@@ -416,7 +416,7 @@ def test_what_is_changed_in_place_keeps_its_tangent(how):
 
 def test_a_derivative_inside_is_refused():
     x = numbers(3).requires_grad_()
-    with forward_ad.dual_level(), Lean(), pytest.raises(DerivativeInsideError):
+    with forward_ad.dual_level(), GraphFreeTangents(), pytest.raises(DerivativeInsideError):
         torch.autograd.grad((forward_ad.make_dual(x, x.detach()) ** 2).sum(), x)
 
 
@@ -425,7 +425,7 @@ def test_functions_made_of_others_are_looked_into():
     model = nn.MultiheadAttention(4, 2, batch_first=True)
     seen = []
 
-    class Watching(Lean):
+    class Watching(GraphFreeTangents):
         def compute(self, func, args, kwargs):
             seen.append(func)
             return super().compute(func, args, kwargs)

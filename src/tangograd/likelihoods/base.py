@@ -10,11 +10,10 @@ from typing import Any, Literal, NamedTuple, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from tangograd import tangents
 from tangograd.distributed import here
 from tangograd.fisher import ESTIMATES, rows
+from tangograd.session import NonFiniteLossError, Term, current
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -27,7 +26,7 @@ class Options(TypedDict, total=False):
     event_dims: int | None
 
 
-class _Batch(NamedTuple):
+class Batch(NamedTuple):
     """A batch, one row a sample, without those that do not count.
 
     Attributes:
@@ -110,41 +109,30 @@ class Likelihood(nn.Module, ABC):
             targets: ``y``; see the family.
             weights: ``w``, shape ``(*samples)``, non-negative; all 1 by default.
         """
-        session = tangents.active()
-        if session is None:
-            batch = self._one_row_a_sample(outputs, targets, weights)
-            return torch.dot(batch.w, self.log_loss(batch.z, batch.y))
-        with tangents.plain_torch():
-            if session.received is not None:
-                session.received.append(outputs)
-                return outputs.new_zeros(())
-            outputs = session.dress(outputs)
-            if session.originals is not None:
-                return session.meet_again(outputs)
-            batch = self._one_row_a_sample(outputs, targets, weights)
-            z, t = session.unpack(batch.z)
-            with torch.no_grad():
-                plain = z.detach()
-                observation = self._observe(plain, batch.y, batch.w, batch.W)
-                loss = torch.dot(batch.w, self.log_loss(plain, batch.y))
-            if session.may_overflow and not bool(loss.isfinite()):
-                session.overflowed = True
-                cotangent = torch.full_like(plain, math.nan)  # for the scaler to find
-                return _LossWithCotangent.apply(z, loss, cotangent, tangents.Share())  # type: ignore[no-any-return]
-            with torch.no_grad():
-                _require_finite_loss(loss, plain)
-                received = forward_ad.unpack_dual(outputs).primal.detach()
-                term = self._term(batch._replace(z=z), t, loss, received, observation)
-                cotangent = term.gradient - term.product
-            session.terms.append(term)
-            return _LossWithCotangent.apply(z, loss, cotangent, term.share)  # type: ignore[no-any-return]
+        pass_ = current.get()
+        if pass_ is None:
+            return self.mean_loss(self.batch(outputs, targets, weights))
+        return pass_.contribute(self, outputs, targets, weights)
 
-    def _term(
-        self, batch: _Batch, t: Tensor, loss: Tensor, received: Tensor, observation: Any
-    ) -> tangents.Term:
-        """The bracket ``g - F̂ v`` in output space."""
+    def mean_loss(self, batch: Batch) -> Tensor:
+        """Return ``Σ w_i ℓ_i`` of a batch."""
+        return torch.dot(batch.w, self.log_loss(batch.z, batch.y))
+
+    def term(self, batch: Batch, t: Tensor) -> Term:
+        """Return the bracket ``g - F̂ v`` of a batch in output space.
+
+        Args:
+            batch: with the graph of its outputs.
+            t: the tangents of its outputs, of the same shape.
+
+        Raises:
+            NonFiniteLossError: the loss is infinite or NaN; no random numbers have been drawn.
+        """
         z, y, w, W, select = batch
         plain = z.detach()
+        observation = self._observe(plain, y, w, W)
+        loss = self.mean_loss(batch._replace(z=plain))
+        _require_finite_loss(loss, plain)
         estimate = ESTIMATES[self.fisher]
         s = self.score(plain, y)
 
@@ -160,7 +148,7 @@ class Likelihood(nn.Module, ABC):
             scores = estimate.pseudo_scores(self, plain, s)
             return rows(w.sqrt() * self._signs(w), s) * scores
 
-        return tangents.Term(
+        return Term(
             outputs=z,
             tangents=t,
             gradient=rows(w, s) * s,
@@ -173,7 +161,6 @@ class Likelihood(nn.Module, ABC):
             probe=probe,
             again=product,
             rows=select,
-            received=received,
             loss=loss,
             after_step=self._after_step,
             observation=observation,
@@ -190,8 +177,8 @@ class Likelihood(nn.Module, ABC):
         """Targets in the type that the formulas work with."""
         return targets.to(outputs.dtype)
 
-    def _one_row_a_sample(self, outputs: Tensor, targets: Tensor, weights: Tensor | None) -> _Batch:
-        """Check a batch and flatten it, without the ignored samples."""
+    def batch(self, outputs: Tensor, targets: Tensor, weights: Tensor | None = None) -> Batch:
+        """Check a batch and flatten it to one row per sample, without the ignored samples."""
         outputs = _at_least_single(outputs)
         events = self.event_dimensions(outputs)
         leading = outputs.shape[: outputs.dim() - events]
@@ -218,7 +205,7 @@ class Likelihood(nn.Module, ABC):
         z, y = select(outputs), select(targets)
         W = float(len(z))
         if weights is None and W:
-            return _Batch(z, y, z.new_full((len(z),), 1 / W), W, select)
+            return Batch(z, y, z.new_full((len(z),), 1 / W), W, select)
         if weights is not None:
             w = weights.detach().to(z.dtype).reshape(-1)
             w = w if kept is None else w[kept.reshape(-1)]
@@ -228,7 +215,7 @@ class Likelihood(nn.Module, ABC):
                 "no sample counts: the batch is empty, or every target is ignored or has weight "
                 "0, so the mean loss is undefined. Skip such batches."
             )
-        return _Batch(z, y, w / W, W, select)
+        return Batch(z, y, w / W, W, select)
 
     def _plainly_valid(self, outputs: Tensor, targets: Tensor) -> bool:
         """Whether a quick look shows that all targets are in the domain and none is ignored."""
@@ -312,30 +299,6 @@ class Likelihood(nn.Module, ABC):
         return f"fisher={self.fisher!r}"
 
 
-class _LossWithCotangent(torch.autograd.Function):
-    """A loss of the given value whose backward sends the given cotangent to the outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, loss: Tensor, cotangent: Tensor, share: tangents.Share
-    ) -> Tensor:
-        del z
-        ctx.save_for_backward(cotangent)
-        ctx.share = share
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        if tangents.active() is not None:
-            raise RuntimeError(
-                "call loss.backward() after the `tangents` block, not inside it: there the "
-                "parameters are dual numbers, and torch would differentiate their tangents too"
-            )
-        (cotangent,) = ctx.saved_tensors
-        ctx.share.factor += float(grad_outputs[0])
-        return grad_outputs[0] * cotangent, None, None, None
-
-
 def _at_least_single(tensor: Tensor) -> Tensor:
     """Losses of 16-bit outputs are computed in single precision, as torch's are by autocast."""
     return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
@@ -350,9 +313,10 @@ def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
         if len(bad)
         else "the outputs are finite but too large for the log-loss"
     )
-    raise FloatingPointError(
+    raise NonFiniteLossError(
         f"the loss is {loss.item()}: {reason}. The step is not taken and the state is untouched; "
-        "check the inputs, or lower gamma or lr."
+        "check the inputs, or lower gamma or lr.",
+        loss,
     )
 
 

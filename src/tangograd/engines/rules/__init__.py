@@ -19,7 +19,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from tangograd.engines.rules import attention, elements, layers, normalisation
-from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of
+from tangograd.engines.rules.duals import (
+    Rule,
+    detach_tangent,
+    make_dual,
+    primal,
+    tangent_of,
+    unpack,
+)
 
 aten = torch.ops.aten
 
@@ -75,4 +82,4 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), layers.recurrent),
 }
 
-__all__ = ["LAYERS", "RULES", "cut", "dual", "plain", "tangent_of"]
+__all__ = ["LAYERS", "RULES", "detach_tangent", "make_dual", "primal", "tangent_of", "unpack"]

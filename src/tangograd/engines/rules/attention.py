@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of
+from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, primal, tangent_of
 
 #: of the queries of causal attention, each with the keys up to its last one
 BLOCKS = 2
@@ -45,15 +45,15 @@ def attention(
         return func(query, key, value, **options)
     if dropout_p > 0 or duals[3] is not None or 0 in (query.numel(), key.numel()):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return cut(func(query, key, value, **options))
-    Q, K, V = plain(query), plain(key), plain(value)
+            return detach_tangent(func(query, key, value, **options))
+    Q, K, V = primal(query), primal(key), primal(value)
     scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     if attn_mask is None and _has_gradients(Q, K, V):
-        return dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
+        return make_dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
     z = func(Q, K, V, **options)
     with torch.no_grad():
         t = _rows((Q, K, V), duals[:3], attn_mask, is_causal, scale).t
-    return dual(z, t)
+    return make_dual(z, t)
 
 
 def _has_gradients(Q: Tensor, K: Tensor, V: Tensor) -> bool:

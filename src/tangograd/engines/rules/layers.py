@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, cut, dual, split, total
+from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, sum_of, unpack
 from tangograd.engines.rules.products import product
 
 MAXIMUM = 2  # a mode of embedding_bag
@@ -20,7 +20,7 @@ def linear(
     bias: Tensor | None = None,
 ) -> Any:
     """``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
-    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     batch = None
     if x.dim() != 2:  # or it may multiply one matrix at a time
         batch = x.shape[:-1]
@@ -38,7 +38,7 @@ def linear(
             t = product(dx, W, db if t is None else None, onto=t)
     if t is None and db is not None:
         return NotImplemented
-    return dual(z, None if t is None else as_given(t))
+    return make_dual(z, None if t is None else as_given(t))
 
 
 def convolution(
@@ -50,7 +50,7 @@ def convolution(
     **kwargs: Any,
 ) -> Any:
     """The same, for the products of a convolution."""
-    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, W, b, *args, **kwargs)
     with torch.no_grad():
         t = None
@@ -59,23 +59,23 @@ def convolution(
         if dx is not None:
             through = func(dx, W, db if t is None else None, *args, **kwargs)
             t = through if t is None else t.add_(through)
-    return NotImplemented if t is None and db is not None else dual(z, t)
+    return NotImplemented if t is None and db is not None else make_dual(z, t)
 
 
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
     """``d(a b) = da b + a db``."""
-    (a, da), (b, db) = split(a), split(b)
+    (a, da), (b, db) = unpack(a), unpack(b)
     z = func(a, b)
     with torch.no_grad():
-        t = total(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
-    return dual(z, t)
+        t = sum_of(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
+    return make_dual(z, t)
 
 
 def embedding(
     func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Any:
     """Linear in the weight, but for the row of paddings, which has no gradient either."""
-    W, dW = split(weight)
+    W, dW = unpack(weight)
     z = func(W, indices, padding_idx, *args, **kwargs)
     if dW is None:
         return z
@@ -83,7 +83,7 @@ def embedding(
         t = func(dW, indices, padding_idx, *args, **kwargs)
         if padding_idx >= 0:
             t.masked_fill_((indices == padding_idx).unsqueeze(-1), 0.0)
-    return dual(z, t)
+    return make_dual(z, t)
 
 
 def embedding_bag(
@@ -100,22 +100,22 @@ def embedding_bag(
     """Sums and means are linear in the weight, and in the weights of the samples."""
     if mode == MAXIMUM:
         return NotImplemented
-    (W, dW), (w, dw) = split(weight), split(per_sample_weights)
+    (W, dW), (w, dw) = unpack(weight), unpack(per_sample_weights)
 
     def bags(W: Tensor, w: Tensor | None) -> Any:
         return func(W, indices, offsets, scale_grad_by_freq, mode, sparse, w, *args)
 
     z, *others = bags(W, w)
     with torch.no_grad():
-        t = total(
+        t = sum_of(
             ([] if dW is None else [bags(dW, w)[0]]) + ([] if dw is None else [bags(W, dw)[0]])
         )
-    return (dual(z, t), *others)
+    return (make_dual(z, t), *others)
 
 
 def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     """``W = g v/‖v‖``, norms over all dimensions but one."""
-    (v, dv), (g, dg) = split(v), split(g)
+    (v, dv), (g, dg) = unpack(v), unpack(g)
     z = func(v, g, dim)
     with torch.no_grad():
         norm = torch.norm_except_dim(v, 2, dim)
@@ -127,7 +127,7 @@ def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
             dims = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
             along = (direction * dv).sum(dims, keepdim=True) if dims != [] else direction * dv
             terms.append((dv - direction * along) * (g / norm))
-    return dual(z, total(terms))
+    return make_dual(z, sum_of(terms))
 
 
 def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
@@ -135,6 +135,6 @@ def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        return cut(func(*args, **kwargs))
+        return detach_tangent(func(*args, **kwargs))
     finally:
         torch._C._set_mkldnn_enabled(enabled)

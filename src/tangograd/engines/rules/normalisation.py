@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, dual, split, total
+from tangograd.engines.rules.duals import Rule, make_dual, sum_of, unpack
 
 aten = torch.ops.aten
 
@@ -34,7 +34,7 @@ def _affine(
         terms.append(normal * dw)
     if db is not None:
         terms.append(db)
-    return total(terms)
+    return sum_of(terms)
 
 
 def layer_norm(
@@ -47,7 +47,7 @@ def layer_norm(
     *args: Any,
 ) -> Any:
     """Over the last dimensions."""
-    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
+    (x, dx), (w, dw), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, normalized_shape, w, b, eps, *args)
     if dx is None and dw is None and db is None:
         return z
@@ -60,7 +60,7 @@ def layer_norm(
                 dx, x, shape, mean, rstd, None, None, ONLY_INPUT
             )
         t = _affine(normal, moved, w, dw, db)
-    return dual(z, None if t is None else t.expand_as(z))
+    return make_dual(z, None if t is None else t.expand_as(z))
 
 
 def group_norm(
@@ -73,7 +73,7 @@ def group_norm(
     *args: Any,
 ) -> Any:
     """Over groups of channels, which are the second dimension."""
-    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
+    (x, dx), (w, dw), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, num_groups, w, b, eps, *args)
     if dx is None and dw is None and db is None:
         return z
@@ -89,7 +89,7 @@ def group_norm(
         channels = (-1, *[1] * (x.dim() - 2))
         w, dw, db = (None if y is None else y.reshape(channels) for y in (w, dw, db))
         t = _affine(normal, moved, w, dw, db)
-    return dual(z, None if t is None else t.expand_as(z))
+    return make_dual(z, None if t is None else t.expand_as(z))
 
 
 def batch_norm(
@@ -105,7 +105,7 @@ def batch_norm(
     *args: Any,
 ) -> Any:
     """Over everything but channels in training; with given numbers otherwise."""
-    (x, dx), (w, dw), (b, db) = split(input), split(weight), split(bias)
+    (x, dx), (w, dw), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, w, b, running_mean, running_var, training, momentum, eps, *args)
     if dx is None and dw is None and db is None:
         return z
@@ -120,4 +120,4 @@ def batch_norm(
         channels = (1, -1, *[1] * (x.dim() - 2))
         w, dw, db = (None if y is None else y.reshape(channels) for y in (w, dw, db))
         t = _affine(normal, moved, w, dw, db)
-    return dual(z, None if t is None else t.expand_as(z))
+    return make_dual(z, None if t is None else t.expand_as(z))

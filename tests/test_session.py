@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.reference import fisher_matrix
-from tangograd.tangents import active
+from tangograd.session import current
 from tangograd.vectors import flatten
 
 from .cases import MODELS, problem, set_velocity
@@ -64,7 +64,7 @@ def test_the_model_is_as_it_was_after_an_exception(when):
             likelihood(model(x), y)
         raise KeyError("mine")
     assert same(snapshot(model, optimizer), before)
-    assert active() is None
+    assert current.get() is None
     with pytest.raises(RuntimeError, match="tangents"):
         optimizer.step()  # the interrupted block does not count
     with optimizer.tangents(model):  # and the next one works
@@ -203,7 +203,7 @@ def test_an_operation_without_a_forward_formula_gets_another_engine(make):
     with optimizer.tangents(model):
         loss = Categorical()(model(x), y)
     loss.backward()
-    assert active() is None
+    assert current.get() is None
     parameters, z = list(model.parameters()), model(x).flatten(0, 1)
     g = flatten(torch.autograd.grad(Categorical()(z, y.flatten()), parameters, retain_graph=True))
     F = fisher_matrix(Categorical(), z, parameters)
@@ -219,7 +219,7 @@ def test_an_operation_without_a_forward_formula_is_named():
         optimizer.tangents(),
     ):
         Gaussian()(NoJvp.apply(theta).expand(3, 2), torch.zeros(3, 2))
-    assert active() is None
+    assert current.get() is None
 
 
 def test_another_not_implemented_error_is_the_users_own():
