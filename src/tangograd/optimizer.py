@@ -33,6 +33,7 @@ from tangograd.checks import (
 from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
 from tangograd.engines.blame import check_not_reentrant
 from tangograd.engines.mode import LayerCall
+from tangograd.forward_mode import exclusive
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
 from tangograd.groups import Group, autos
 from tangograd.likelihoods import Likelihood
@@ -42,7 +43,7 @@ from tangograd.preconditioners import Preconditioner
 from tangograd.recording import ForwardContext, Recording, without_autocast
 from tangograd.report import describe
 from tangograd.residual import Equation, relative_residual
-from tangograd.session import CannotReplayError, TrainingPass, exclusive, open_pass
+from tangograd.session import CannotReplayError, TrainingPass, open_pass
 from tangograd.shards import local
 from tangograd.state import follow_model, velocities
 from tangograd.statistics import collect

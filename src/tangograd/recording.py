@@ -19,15 +19,8 @@ from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
-from tangograd.session import (
-    CannotReplayError,
-    Match,
-    ReplayPass,
-    TrainingPass,
-    exclusive,
-    open_pass,
-    without_cached_weights,
-)
+from tangograd.forward_mode import exclusive, without_cached_weights
+from tangograd.session import CannotReplayError, Match, ReplayPass, TrainingPass, open_pass
 
 if TYPE_CHECKING:
     from tangograd.adjoint import DisagreementError

@@ -15,7 +15,7 @@ from tangograd.engines.compiled import Compiled
 from tangograd.engines.mode import GraphFreeTangents
 from tangograd.engines.rules import products
 from tangograd.engines.rules.products import AVAILABLE, FEW_PRODUCTS, product
-from tangograd.session import load_formulas
+from tangograd.forward_mode import load_formulas
 
 
 class Seen(TorchDispatchMode):

@@ -16,8 +16,8 @@ from tangograd.engines.base import CannotRunError, Tensors
 from tangograd.engines.dual import Dual
 from tangograd.engines.intercept import ModuleCall
 from tangograd.engines.trees import Pair, detached_copy, pairs_of
+from tangograd.forward_mode import plain_torch
 from tangograd.recording import ForwardContext
-from tangograd.session import plain_torch
 
 
 def check_outputs(
