@@ -31,7 +31,7 @@ from tangograd.checks import (
     version,
 )
 from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
-from tangograd.engines.blame import check_not_reentrant
+from tangograd.engines.blame import check_not_reentrant, with_module_name
 from tangograd.engines.mode import LayerCall
 from tangograd.forward_mode import exclusive
 from tangograd.gamma import Auto, GammaRule, NecessaryBound
@@ -337,7 +337,9 @@ class TANGO(Optimizer):
                     replay=recording if due and autos(rules) else None,
                 )
         except DisagreementError as error:
-            raise recording.with_module_name(error, session.parameters) from None
+            if site.model is None or site.closure is not None:
+                raise
+            raise with_module_name(error, site.model, recording.calls, session.parameters) from None
         self._open.add(block, session.parameters)
 
     def _overflowed(self, session: TrainingPass) -> bool:

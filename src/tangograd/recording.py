@@ -23,8 +23,7 @@ from tangograd.forward_mode import exclusive, without_cached_weights
 from tangograd.session import CannotReplayError, Match, ReplayPass, TrainingPass, open_pass
 
 if TYPE_CHECKING:
-    from tangograd.adjoint import DisagreementError
-    from tangograd.engines import Select, Site
+    from tangograd.engines import Engine, Site
 
 
 class ForwardContext:
@@ -74,7 +73,9 @@ class ForwardContext:
         _write(self.buffers)
 
 
-class _RecordedCall(NamedTuple):
+class RecordedCall(NamedTuple):
+    """A call of a model, and the context in which it was made."""
+
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     context: ForwardContext
@@ -86,13 +87,16 @@ class Recording:
     Args:
         engine: computes the tangents.
         site: what the block runs.
+
+    Attributes:
+        calls: the calls of the model; of a closure, or without a model, one without arguments.
     """
 
-    def __init__(self, engine: Select, site: Site) -> None:
+    def __init__(self, engine: Engine, site: Site) -> None:
         self.engine = engine
         self.site = site._replace(layers=None)
         self._expected: list[Any] = []
-        self._calls: list[_RecordedCall] = []
+        self.calls: list[RecordedCall] = []
         self._chained = False
 
     @contextmanager
@@ -100,7 +104,7 @@ class Recording:
         """Record the calls of the model made in the block."""
         model = self.site.model
         if self.site.closure is not None or model is None:
-            self._calls.append(_RecordedCall((), {}, ForwardContext(model)))
+            self.calls.append(RecordedCall((), {}, ForwardContext(model)))
             yield
             return
         hook = model.register_forward_pre_hook(self._note, with_kwargs=True, prepend=True)
@@ -137,32 +141,19 @@ class Recording:
                 pass
         return self._run(parameters, tangents, graph=True)
 
-    def with_module_name(
-        self, error: DisagreementError, parameters: Sequence[Tensor]
-    ) -> DisagreementError:
-        """Return the error with the name of the module at fault, if it can be found."""
-        model = self.site.model
-        if self.site.closure is not None or model is None:
-            return error
-        for args, kwargs, context in self._calls:
-            found = self.engine.with_module_name(error, model, args, kwargs, parameters, context)
-            if found is not error:
-                return found
-        return error
-
     def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if torch.compiler.is_compiling():
             return  # the engine's own call of the model
         leaves = pytree.tree_leaves((args, kwargs))
         self._chained |= any(isinstance(x, Tensor) and x.grad_fn is not None for x in leaves)
-        self._calls.append(_RecordedCall(args, dict(kwargs), ForwardContext(model)))
+        self.calls.append(RecordedCall(args, dict(kwargs), ForwardContext(model)))
 
     def _run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
     ) -> list[Match]:
         replay = ReplayPass(self._expected)
         closure = self.site.closure
-        context = nullcontext() if closure is None else self._calls[0].context.restored()
+        context = nullcontext() if closure is None else self.calls[0].context.restored()
         try:
             with (
                 torch.set_grad_enabled(graph),
@@ -187,7 +178,7 @@ class Recording:
         if self._chained:
             raise CannotReplayError("the model was called with outputs of its own, or of another")
         outputs: list[Tensor] = []
-        for call in self._calls:
+        for call in self.calls:
             with call.context.restored():
                 found = self.site.model(*call.args, **call.kwargs)
             outputs += [leaf for leaf in pytree.tree_leaves(found) if isinstance(leaf, Tensor)]

@@ -101,17 +101,10 @@ class Engine(ABC):
     Attributes:
         name: the name by which users ask for it.
         exact: whether its tangents are derivatives and not finite differences.
-        single_pass: whether it needs no further forward pass, so that raw parameters and parts of a
-            model may be used.
-        runs_compiled: whether compiled parts of a model run compiled.
-        runs_sharded: whether it runs models made of ``fully_shard``.
     """
 
     name: str
     exact: ClassVar[bool] = True
-    single_pass: ClassVar[bool] = False
-    runs_compiled: ClassVar[bool] = True
-    runs_sharded: ClassVar[bool] = False
 
     @abstractmethod
     def enter(
@@ -124,6 +117,21 @@ class Engine(ABC):
             parameters: leaf tensors.
             tangents: their tangents v.
         """
+
+
+class CallEngine(Engine):
+    """An engine that also runs single calls of a model, so that it can be tried on one.
+
+    Attributes:
+        single_pass: whether it needs no further forward pass, so that raw parameters and parts of a
+            model may be used.
+        runs_compiled: whether compiled parts of a model run compiled.
+        runs_sharded: whether it runs models made of ``fully_shard``.
+    """
+
+    single_pass: ClassVar[bool] = False
+    runs_compiled: ClassVar[bool] = True
+    runs_sharded: ClassVar[bool] = False
 
     @abstractmethod
     def run(
@@ -143,7 +151,7 @@ class Engine(ABC):
         """
 
 
-class RepeatingEngine(Engine):
+class RepeatingEngine(CallEngine):
     """An engine that runs calls of a model, or a whole closure, once more."""
 
     @contextmanager

@@ -14,10 +14,10 @@ from torch.utils import _pytree as pytree
 from tangograd.adjoint import DisagreementError, check_adjoint, graph
 from tangograd.engines.base import CannotRunError, Tensors
 from tangograd.engines.dual import Dual
-from tangograd.engines.intercept import ModuleCall
+from tangograd.engines.intercept import ModuleCall, call_of
 from tangograd.engines.trees import Pair, detached_copy, pairs_of
 from tangograd.forward_mode import plain_torch
-from tangograd.recording import ForwardContext
+from tangograd.recording import ForwardContext, RecordedCall
 
 
 def check_outputs(
@@ -68,16 +68,29 @@ def random_like(tensors: Tensors, seed: int = 0) -> list[Tensor]:
     return found
 
 
-def faulty_module(call: ModuleCall, parameters: Tensors, context: ForwardContext) -> str | None:
+def with_module_name(
+    error: DisagreementError, model: nn.Module, calls: Sequence[RecordedCall], parameters: Tensors
+) -> DisagreementError:
+    """Return the error with the name of the module at fault, if it can be found.
+
+    Args:
+        error: its message says "the model".
+        model: the model whose tangents and gradients disagree.
+        calls: the calls of the model.
+        parameters: trainable parameters.
+    """
+    for args, kwargs, context in calls:
+        where = _faulty_module(call_of(model, args, kwargs), parameters, context)
+        if where is not None:
+            return DisagreementError(str(error).replace("the model", where, 1))
+    return error
+
+
+def _faulty_module(call: ModuleCall, parameters: Tensors, context: ForwardContext) -> str | None:
     """Return the name of the innermost module whose own tangents and gradients disagree.
 
     Each module is examined in a pass of its own with dual numbers, in which its inputs are cut from
     the graph, so that only what happens inside it counts.
-
-    Args:
-        call: the call of the model.
-        parameters: trainable parameters.
-        context: of the call.
     """
     v = random_like(parameters)
     modules = [(name, module) for name, module in call.inner.named_modules() if name]

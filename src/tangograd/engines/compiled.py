@@ -30,9 +30,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
 from tangograd.engines.base import (
+    CallEngine,
     CannotRunError,
     DualOutputs,
-    Engine,
     Site,
     TangentSource,
     Tensors,
@@ -64,7 +64,7 @@ LEVEL_FUNCTIONS = frozenset(
 FUSED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
 
-class Compiled(Engine):
+class Compiled(CallEngine):
     """One pass with dual parameters, compiled.
 
     Attributes:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from tangograd.engines.base import Engine, Site, Tensors
+from tangograd.engines.base import CallEngine, Site, Tensors
 from tangograd.engines.intercept import ModuleCall
 from tangograd.engines.mode import LayerCall, recorded
 from tangograd.engines.rules import unpack
@@ -40,7 +40,7 @@ class FromGraph:
         return z, t
 
 
-class DoubleBackward(Engine):
+class DoubleBackward(CallEngine):
     """The ordinary pass and two backward passes, exact; it needs no forward formulas."""
 
     name = "double-backward"

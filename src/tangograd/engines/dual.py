@@ -8,12 +8,12 @@ from typing import Any
 
 from torch.autograd import forward_ad
 
-from tangograd.engines.base import DualOutputs, Engine, Site, Tensors, make_parameters_dual
+from tangograd.engines.base import CallEngine, DualOutputs, Site, Tensors, make_parameters_dual
 from tangograd.engines.intercept import ModuleCall, uncompiled
 from tangograd.engines.mode import GraphFreeTangents, LayerCall, recorded
 
 
-class Dual(Engine):
+class Dual(CallEngine):
     """One pass, exact: every parameter is a dual number ``θ + ε v`` for the whole block.
 
     Args:

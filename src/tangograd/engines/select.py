@@ -22,6 +22,7 @@ from torch.autograd import forward_ad
 from tangograd.adjoint import DisagreementError
 from tangograd.distributed import is_sharded
 from tangograd.engines.base import (
+    CallEngine,
     CannotRunError,
     DualOutputs,
     Engine,
@@ -32,20 +33,20 @@ from tangograd.engines.base import (
     outputs_received,
     outside_dual_level,
 )
-from tangograd.engines.blame import check_outputs, faulty_module, random_like
+from tangograd.engines.blame import check_outputs, random_like, with_module_name
 from tangograd.engines.double_backward import DoubleBackward, FromGraph
 from tangograd.engines.dual import Dual
 from tangograd.engines.finite_difference import FiniteDifference
-from tangograd.engines.intercept import ModuleCall, call_of, has_compiled, intercepted, unwrap
-from tangograd.engines.mode import DerivativeInsideError, LayerCall, LayerRecorder
+from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted, unwrap
+from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
 from tangograd.engines.trees import Pair, detached_copy, pairs_of
 from tangograd.engines.two_pass import TwoPass
-from tangograd.recording import ForwardContext
+from tangograd.recording import ForwardContext, RecordedCall
 
 logger = logging.getLogger("tangograd")
 
 #: In the order in which "auto" tries them.
-ENGINES: tuple[Engine, ...] = (
+ENGINES: tuple[CallEngine, ...] = (
     Dual(),
     Dual(graph_free=False),
     TwoPass(),
@@ -56,7 +57,7 @@ ENGINES: tuple[Engine, ...] = (
 NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES), "compiled")
 
 #: ``(engine, v) ->`` the outputs of a trial with their graph, and their tangents along v.
-Trial = Callable[[Engine, Tensors], list[Pair]]
+Trial = Callable[[CallEngine, Tensors], list[Pair]]
 
 
 def resolve(name: str) -> Select:
@@ -89,11 +90,13 @@ class Select(Engine):
         verified: whether the engine for closures has run one.
     """
 
-    def __init__(self, name: str, candidates: Sequence[Engine]) -> None:
+    def __init__(self, name: str, candidates: Sequence[CallEngine]) -> None:
         self.name = name
         self.candidates = tuple(candidates)
         self.verified = False
-        self._for_model: weakref.WeakKeyDictionary[nn.Module, Engine] = weakref.WeakKeyDictionary()
+        self._for_model: weakref.WeakKeyDictionary[nn.Module, CallEngine] = (
+            weakref.WeakKeyDictionary()
+        )
         first = self.candidates[0]
         self._for_closures = first if first.single_pass else None
 
@@ -103,7 +106,7 @@ class Select(Engine):
     def __reduce__(self) -> Any:
         return resolve, (self.name,)
 
-    def chosen(self, site: Site) -> Engine | None:
+    def chosen(self, site: Site) -> CallEngine | None:
         """Return the engine chosen for a site, or ``None`` before the choice."""
         if site.closure is not None:
             return self._for_closures
@@ -111,7 +114,7 @@ class Select(Engine):
             return self.candidates[0]
         return self._for_model.get(site.model)
 
-    def select(self, site: Site, engine: Engine) -> Engine:
+    def select(self, site: Site, engine: CallEngine) -> CallEngine:
         """Use an engine for a site from now on."""
         if site.closure is not None:
             self._for_closures = engine
@@ -147,44 +150,6 @@ class Select(Engine):
                 "`optimizer.evaluate`, and another engine is found; or ask for "
                 'engine="double-backward".'
             ) from error
-
-    def run(
-        self,
-        call: ModuleCall,
-        parameters: Tensors,
-        tangents: Tensors,
-        layers: list[LayerCall] | None = None,
-    ) -> Any:
-        """Make the call by the engine chosen for the model, or choose one."""
-        site = Site(call.model)
-        engine = self.chosen(site)
-        if engine is None:
-            engine = self.select(site, self._try_on_call(call, parameters))
-        return engine.run(call, parameters, tangents, layers)
-
-    def with_module_name(
-        self,
-        error: DisagreementError,
-        model: nn.Module,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        parameters: Tensors,
-        context: ForwardContext,
-    ) -> DisagreementError:
-        """Return the error with the name of the module at fault, if it can be found.
-
-        Args:
-            error: its message says "the model".
-            model: the model whose tangents and gradients disagree.
-            args: the positional arguments with which it was called.
-            kwargs: the keyword arguments.
-            parameters: trainable parameters.
-            context: of the call.
-        """
-        where = faulty_module(call_of(model, args, kwargs), parameters, context)
-        return (
-            error if where is None else DisagreementError(str(error).replace("the model", where, 1))
-        )
 
     def _chosen_or_choosing(
         self, site: Site, parameters: Tensors, tangents: Tensors
@@ -230,47 +195,47 @@ class Select(Engine):
         if self.chosen(site) is None:
             self.select(site, self.candidates[0])
 
-    def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> Engine:
+    def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> CallEngine:
         """Return the first candidate that is right for a call, in an open dual level."""
         if is_sharded(call.inner):
             return self._for_shards()
         context, own = ForwardContext(call.inner), call._replace(forward=call.run, wrapper=None)
-        allowed: Sequence[Engine] = self.candidates
+        allowed: Sequence[CallEngine] = self.candidates
         if has_compiled(call.model):
             allowed = [engine for engine in allowed if engine.runs_compiled] or allowed
 
-        def trial(engine: Engine, v: Tensors) -> list[Pair]:
+        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
             with forward_ad.dual_level():  # closed before anything is pulled back
                 return pairs_of(engine.run(detached_copy(own), parameters, v))
 
         try:
             with outside_dual_level():
-                return _first_right(allowed, parameters, context, trial, type(call.inner).__name__)
+                return _first_correct(
+                    allowed, parameters, context, trial, type(call.inner).__name__
+                )
         except DisagreementError as error:
+            calls = [RecordedCall(call.args, call.kwargs, context)]
             with outside_dual_level():
-                where = faulty_module(own, parameters, context)
-            if where is None:
-                raise
-            raise DisagreementError(str(error).replace("the model", where, 1)) from None
+                raise with_module_name(error, call.model, calls, parameters) from None
         except CannotRunError:
             with context.restored():
                 again = detached_copy(call)
                 again.run(*again.args, **again.kwargs)  # raises the user's own error, if it is one
             raise
 
-    def _try_on_closure(self, site: Site, parameters: Tensors) -> Engine:
+    def _try_on_closure(self, site: Site, parameters: Tensors) -> CallEngine:
         """Return the first candidate that is right for a closure."""
         closure, alone = site.closure, site._replace(layers=None)
         assert closure is not None
 
-        def trial(engine: Engine, v: Tensors) -> list[Pair]:
+        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
             with engine.enter(alone, parameters, v) as source:
                 return [source.tangent(z) for z in outputs_received(closure)]
 
         context = ForwardContext(None if site.model is None else unwrap(site.model))
-        return _first_right(self.candidates, parameters, context, trial, "the loss")
+        return _first_correct(self.candidates, parameters, context, trial, "the loss")
 
-    def _for_shards(self) -> Engine:
+    def _for_shards(self) -> CallEngine:
         for engine in self.candidates:
             if engine.runs_sharded:
                 return engine
@@ -279,13 +244,13 @@ class Select(Engine):
         )
 
 
-def _first_right(
-    engines: Sequence[Engine],
+def _first_correct(
+    engines: Sequence[CallEngine],
     parameters: Tensors,
     context: ForwardContext,
     trial: Trial,
     what: str,
-) -> Engine:
+) -> CallEngine:
     """Return the first engine that runs and passes the adjoint test.
 
     Args:
