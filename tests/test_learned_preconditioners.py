@@ -20,7 +20,8 @@ def statistics(model, likelihood, x, y, needs, draws=1):
     params = list(model.parameters())
     zeros = [torch.zeros_like(p) for p in params]
     layers, block = [], TrainingPass(params, zeros)
-    with open_pass(resolve("dual"), Site(layers=layers), block, params, zeros):
+    site = Site(layers=layers if "layers" in needs else None)
+    with open_pass(resolve("dual"), site, block, params, zeros):
         loss = likelihood(model(x), y)
     pulled = collect(block, layers, frozenset(needs), draws, check=False)
     loss.backward()

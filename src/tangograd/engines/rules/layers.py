@@ -1,4 +1,4 @@
-"""Layers, products and tables: (bi)linear in their arguments."""
+"""Linear, convolution, embedding and recurrent layers, and matrix products."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from torch import Tensor
 from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, sum_of, unpack
 from tangograd.engines.rules.products import product
 
-MAXIMUM = 2  # a mode of embedding_bag
+#: A mode of ``embedding_bag``, which is not linear in the weight.
+MAXIMUM = 2
 
 
 def linear(
@@ -19,7 +20,7 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Any:
-    """``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
+    """Apply a linear layer: ``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
     (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     batch = None
     if x.dim() != 2:  # or it may multiply one matrix at a time
@@ -49,7 +50,7 @@ def convolution(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The same, for the products of a convolution."""
+    """Apply a convolution, which is bilinear as a linear layer is."""
     (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, W, b, *args, **kwargs)
     with torch.no_grad():
@@ -63,7 +64,7 @@ def convolution(
 
 
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
-    """``d(a b) = da b + a db``."""
+    """Multiply matrices: ``d(a b) = da b + a db``."""
     (a, da), (b, db) = unpack(a), unpack(b)
     z = func(a, b)
     with torch.no_grad():
@@ -74,7 +75,7 @@ def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
 def embedding(
     func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Any:
-    """Linear in the weight, but for the row of paddings, which has no gradient either."""
+    """Look up rows of the weight; the row of paddings has neither gradient nor tangent."""
     W, dW = unpack(weight)
     z = func(W, indices, padding_idx, *args, **kwargs)
     if dW is None:
@@ -97,7 +98,7 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     *args: Any,
 ) -> Any:
-    """Sums and means are linear in the weight, and in the weights of the samples."""
+    """Apply an embedding bag; sums and means are linear in the weight and the samples' weights."""
     if mode == MAXIMUM:
         return NotImplemented
     (W, dW), (w, dw) = unpack(weight), unpack(per_sample_weights)
@@ -114,7 +115,7 @@ def embedding_bag(
 
 
 def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
-    """``W = g v/‖v‖``, norms over all dimensions but one."""
+    """Compute ``W = g v/‖v‖``, with norms over all dimensions but one."""
     (v, dv), (g, dg) = unpack(v), unpack(g)
     z = func(v, g, dim)
     with torch.no_grad():
@@ -131,7 +132,7 @@ def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
 
 
 def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
-    """The formula is there for PyTorch's own kernels, not for oneDNN's."""
+    """Run a recurrent layer by PyTorch's own kernels: oneDNN's have no forward formula."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
