@@ -21,7 +21,8 @@ import torch
 from torch import nn
 
 from tangograd import TANGO, Categorical
-from tangograd.engines.passes import Dual
+from tangograd.engines import Site
+from tangograd.engines.dual import Dual
 
 RESULTS = Path(__file__).parent / "results" / "step_cost.json"
 BLOCK, REPEATS = 10, 5
@@ -70,7 +71,7 @@ def tango_step(
         TANGO(model.parameters(), lr=0.1, gamma=gamma, preconditioner=None),
         Categorical(),
     )
-    optimizer._engines.settle(model, None, Dual(lean))
+    optimizer._engine.select(Site(model), Dual(graph_free=lean))
 
     def step() -> None:
         optimizer.zero_grad()

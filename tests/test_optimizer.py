@@ -18,7 +18,7 @@ from tangograd.reference import fisher_matrix
 from tangograd.vectors import flatten
 
 from .cases import TiedEmbedding, mlp, problem
-from .test_tangents import same, snapshot
+from .test_session import same, snapshot
 
 
 def train(model, optimizer, likelihood, batches, scheduler=None):

@@ -13,7 +13,7 @@ from tangograd.vectors import flatten
 
 from .cases import mlp
 from .test_optimizer import batches, train
-from .test_tangents import same, snapshot
+from .test_session import same, snapshot
 
 
 @pytest.mark.parametrize("decay", [0.0, 0.2])

@@ -100,7 +100,7 @@ def _check_parameter(key: object, state: Mapping[Any, Any], p: Tensor) -> None:
         return
     if not isinstance(saved, Mapping) or ("velocity" not in saved and p.requires_grad):
         raise ValueError(f"the saved state has no velocity of parameter {key!r}")
-    for name in {"velocity", "leading"} & set(saved):
+    for name in (name for name in ("velocity", "leading") if name in saved):
         tensor = saved[name]
         if not isinstance(tensor, Tensor) or tensor.shape != p.shape:
             shape = tuple(tensor.shape) if isinstance(tensor, Tensor) else type(tensor).__name__

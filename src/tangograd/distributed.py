@@ -29,9 +29,9 @@ from torch.autograd import forward_ad
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils import _pytree as pytree
 
+from tangograd.adjoint import vjp
 from tangograd.fsdp import fsdp_tangent_pass, groups, is_sharded, is_unit, pull_back_to_shards
 from tangograd.shards import is_shard, local
-from tangograd.tangents import pull_back
 
 __all__ = [
     "ALONE",
@@ -148,7 +148,7 @@ class Peers:
         if self.sharded:
             self._check_synchronised()
             return pull_back_to_shards(outputs, parameters, cotangents)
-        return pull_back(outputs, parameters, cotangents)
+        return vjp(outputs, parameters, cotangents)
 
     def _check_synchronised(self) -> None:
         units = [module for module in self.wrapper.modules() if is_unit(module)]  # type: ignore[union-attr]

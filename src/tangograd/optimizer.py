@@ -16,6 +16,7 @@ from torch.optim.optimizer import ParamsT
 from torch.utils.checkpoint import CheckpointError
 
 from tangograd import checkpoint, curvature, distributed, preconditioners
+from tangograd.adjoint import DisagreementError
 from tangograd.checks import (
     Version,
     check_factor,
@@ -28,23 +29,24 @@ from tangograd.checks import (
     check_unchanged,
     version,
 )
-from tangograd.conditions import Conditions, without_autocast
 from tangograd.curvature import GammaRule
 from tangograd.curvature.observation import observe
 from tangograd.curvature.planning import Plan, guard, plan, update_rules
 from tangograd.curvature.refresh import AT_ONCE, refresh, request
 from tangograd.curvature.signals import read_sample_norms, read_signals
 from tangograd.diagnostics import describe
-from tangograd.engines.block import Engines, NoFormulaError, tangent_block
-from tangograd.engines.choice import CannotRunError, refuse_reentrant
+from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
+from tangograd.engines.blame import check_not_reentrant, with_module_name
+from tangograd.engines.mode import LayerCall
+from tangograd.forward_mode import exclusive
 from tangograd.likelihoods import Likelihood
 from tangograd.pending import PendingStep
 from tangograd.preconditioners import Preconditioner
-from tangograd.replay import Replay
+from tangograd.recording import ForwardContext, Recording, without_autocast
+from tangograd.session import CannotReplayError, TrainingPass, open_pass
 from tangograd.shards import local
 from tangograd.solve import Equation, relative_residual
 from tangograd.state import auto_rules, group_in_step, learning_rate, move_with_model, velocities
-from tangograd.tangents import CannotReplayError, DisagreementError, Session
 
 T = TypeVar("T")
 
@@ -136,7 +138,7 @@ class TANGO(Optimizer):
 
     #: Set it to the GradScaler that scales the loss, if there is one: γ and C must know its scale.
     scaler: torch.amp.GradScaler | None
-    _engines: Engines
+    _engine: Select
     _pending: PendingStep
     _names: dict[int, str]  # names of the model's parameters, for messages
     _versions: dict[Tensor, Version]  # of the parameters after the last block
@@ -164,7 +166,7 @@ class TANGO(Optimizer):
             "weight_decay": weight_decay,
             "accelerated": accelerated,
         }
-        self._engines = Engines(engine)
+        self._engine = resolve(engine)
         self._reset()
         super().__init__(params, options)
 
@@ -227,7 +229,7 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        with self._with_peers(model), self._block(model, None):
+        with exclusive(), self._with_peers(model), self._block(Site(model)):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -245,30 +247,31 @@ class TANGO(Optimizer):
             >>> loss.backward()
             >>> optimizer.step()
         """
-        with self._with_peers(model):
+        site = Site(model, closure)
+        with exclusive(), self._with_peers(model):
             if self._pending.peers.sharded:
                 raise NotImplementedError(
                     "`evaluate` does not run models sharded by fully_shard: call the model and the "
                     "likelihood in a `with optimizer.tangents(model):` block"
                 )
-            before = Conditions(model)
+            context = ForwardContext(model)
             try:
-                with self._block(model, closure):
+                with self._block(site):
                     loss = closure()
             except Exception as error:
                 unable = isinstance(error, NoFormulaError | CheckpointError)
-                if self._engines.proved and not unable:
+                if self._engine.verified and not unable:
                     raise
-                self._engines.forget(model, closure)  # all are tried
-                before.restore()
+                self._engine.reset(site)  # all are tried
+                context.restore()
                 try:
-                    with self._block(model, closure):
+                    with self._block(site):
                         loss = closure()
                 except CannotRunError:
                     if unable:
                         raise
                     raise error from None
-            self._engines.proved = True
+            self._engine.verified = True
             return loss
 
     def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
@@ -278,47 +281,50 @@ class TANGO(Optimizer):
         return distributed.among(self._pending.peers, trained)
 
     @contextmanager
-    def _block(
-        self, model: nn.Module | None, closure: Callable[[], object] | None
-    ) -> Iterator[None]:
-        """Run a forward pass with tangents, and measure what the step needs of it."""
-        self._check_model(model)
+    def _block(self, site: Site) -> Iterator[None]:
+        """Open a forward pass with tangents, and measure it when it is closed."""
+        self._check_model(site.model)
         move_with_model(self.param_groups, self.state)
         if all(p.grad is None for p in self._parameters()):
             self._pending.clear(self._parameters())  # as after model.zero_grad()
         Cs = [group["preconditioner"] for group in self.param_groups]
         wanted = request(self.param_groups[0]["steps"], self._rules(), Cs)
-        again = Replay(self._engines, model, closure)
-        recording = again.recording() if wanted.record else nullcontext()
-        layers = "layers" in wanted.needs
-        with recording, self._session(model, closure, record_layers=layers) as session:
-            session.may_overflow = self.scaler is not None and self.scaler.is_enabled()
+        layers: list[LayerCall] = []
+        if "layers" in wanted.needs:
+            site = site._replace(layers=layers)
+        recording = Recording(self._engine, site)
+        with (
+            recording.record() if wanted.record else nullcontext(),
+            self._training_pass(site) as pass_,
+        ):
             yield
-        if self._overflowed(session):
+        if self._overflowed(pass_):
             return
-        if not session.terms:
+        if not pass_.terms:
             raise RuntimeError(
                 "no tangograd likelihood was evaluated inside the `tangents` block, so the "
                 "gradient would be that of SGD: compute the loss with a likelihood (such as "
                 "tangograd.Categorical) inside the block."
             )
-        self._versions = {p: version(p) for p in session.parameters}
+        self._versions = {p: version(p) for p in pass_.parameters}
         if wanted.step == 0:
-            refuse_reentrant([term.outputs for term in session.terms])
-        again.terms = session.terms
+            check_not_reentrant([term.outputs for term in pass_.terms])
+        recording.expect(pass_)
         try:
             with without_autocast():
-                block = observe(session, wanted, again)
+                block = observe(pass_, layers, wanted, recording)
         except DisagreementError as error:
-            raise again.blamed(error, session.parameters) from None
+            if site.model is None or site.closure is not None:
+                raise
+            raise with_module_name(error, site.model, recording.calls, pass_.parameters) from None
         self._pending.add(block)
 
-    def _overflowed(self, session: Session) -> bool:
+    def _overflowed(self, pass_: TrainingPass) -> bool:
         """Return whether the block is for a step that the scaler will skip."""
         peers = self._pending.peers
-        if session.may_overflow and peers.sharded:  # where they pull back together
-            return any(peers.mean([float(session.overflowed)]))
-        return session.overflowed
+        if pass_.may_overflow and peers.sharded:  # where they pull back together
+            return any(peers.mean([float(pass_.overflowed)]))
+        return pass_.overflowed
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
@@ -335,13 +341,8 @@ class TANGO(Optimizer):
         if self._pending.peers.sharded:
             check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
 
-    def _session(
-        self,
-        model: object = None,
-        closure: Callable[[], object] | None = None,
-        *,
-        record_layers: bool = False,
-    ) -> AbstractContextManager[Session]:
+    @contextmanager
+    def _training_pass(self, site: Site) -> Iterator[TrainingPass]:
         """Open a pass with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
@@ -355,9 +356,10 @@ class TANGO(Optimizer):
                 if p.requires_grad:
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
-        session = Session(parameters, tangents, scale, layers=[] if record_layers else None)
-        module = model if isinstance(model, nn.Module) else None
-        return tangent_block(self._engines, module, closure, session)
+        may_overflow = self.scaler is not None and self.scaler.is_enabled()
+        pass_ = TrainingPass(parameters, tangents, scale, may_overflow=may_overflow)
+        with open_pass(self._engine, site, pass_, parameters, tangents):
+            yield pass_
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Reset the gradients; blocks whose gradients are thereby discarded no longer count."""
@@ -568,9 +570,10 @@ class TANGO(Optimizer):
                 "residual() does not run models sharded by fully_shard: load a checkpoint of the "
                 "run into a whole model in one process"
             )
+        site = Site(model if isinstance(model, nn.Module) else None)
         with peers.inside():
             return relative_residual(
-                equations, lambda: self._session(model), model, likelihood, batches
+                equations, lambda: self._training_pass(site), model, likelihood, batches
             )
 
     # ------------------------------------------------------------------ saving, loading, copying
@@ -598,7 +601,7 @@ class TANGO(Optimizer):
             handle.remove()
 
     def __getstate__(self) -> dict[str, Any]:
-        return super().__getstate__() | {"_engines": self._engines}
+        return super().__getstate__() | {"_engine": self._engine}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         state = checkpoint.to_objects(getattr(self, "param_groups", ()), state)

@@ -15,10 +15,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tangograd.conditions import Conditions
+from tangograd.adjoint import vjp
 from tangograd.likelihoods import Likelihood
 from tangograd.preconditioners import Preconditioner
-from tangograd.tangents import Session, pull_back
+from tangograd.recording import ForwardContext
+from tangograd.session import TrainingPass
 from tangograd.vectors import dot
 
 
@@ -44,7 +45,7 @@ class Equation(NamedTuple):
 
 def relative_residual(
     equations: Sequence[Equation],
-    session: Callable[[], AbstractContextManager[Session]],
+    open_block: Callable[[], AbstractContextManager[TrainingPass]],
     model: Callable[[Any], Tensor],
     likelihood: Likelihood,
     batches: Iterable[Sequence[Any]],
@@ -53,7 +54,7 @@ def relative_residual(
 
     Args:
         equations: one a parameter group.
-        session: opens a forward pass whose tangents are ``(1-δt) v``.
+        open_block: opens a forward pass whose tangents are ``(1-δt) v``.
         model: maps inputs to outputs; the buffers of a module are restored.
         likelihood: used through a copy, so that its random state does not move.
         batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
@@ -63,15 +64,15 @@ def relative_residual(
     g = {p: torch.zeros_like(p) for p in params}
     Fv = {p: torch.zeros_like(p) for p in params}
     W = 0.0
-    with Conditions(model).restored(), torch.enable_grad():
+    with ForwardContext(model).restored(), torch.enable_grad():
         for inputs, *targets in batches:
-            with session() as forward:
+            with open_block() as forward:
                 likelihood(model(inputs), *targets)
             (term,) = forward.terms
             weight = float(term.total_weight)
             W += weight
             for total, cotangent in ((g, term.gradient), (Fv, term.product)):
-                pulled = pull_back([term.outputs], forward.parameters, [cotangent])
+                pulled = vjp([term.outputs], forward.parameters, [cotangent])
                 for p, piece in zip(forward.parameters, pulled, strict=True):
                     total[p].add_(piece, alpha=weight)
     if W == 0:

@@ -22,7 +22,7 @@ from tangograd.curvature import Auto, refresh
 from tangograd.preconditioners import InverseDiagonal
 
 from ..cases import Attention, ConvNet, Recurrent, student
-from ..test_tangents import same
+from ..test_session import same
 
 
 def net(inputs, outputs, activation=nn.ReLU, width=16):

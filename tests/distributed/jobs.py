@@ -18,7 +18,7 @@ from tangograd import TANGO, Categorical, Gaussian
 from tangograd.curvature import Auto
 from tangograd.curvature.pseudo_gradients import probe
 from tangograd.distributed import batch_factor, peers
-from tangograd.engines.passes import Compiled
+from tangograd.engines.compiled import Compiled
 
 INPUTS, CLASSES = 4, 3
 

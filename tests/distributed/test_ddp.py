@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from tangograd import Gaussian
-from tangograd.engines.passes import NAMES
+from tangograd.engines import NAMES
 from tests.distributed import jobs
 from tests.distributed.compare import assert_close, assert_identical, flat
 from tests.distributed.jobs import Known

@@ -5,7 +5,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from tests.test_tangents import WithoutJvp
+from tests.test_session import WithoutJvp
 
 CLASSES, B = 4, 5
 

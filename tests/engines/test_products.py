@@ -11,11 +11,11 @@ from torch.profiler import ProfilerActivity, profile
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from tangograd import TANGO, Categorical
-from tangograd.engines.lean import Lean
-from tangograd.engines.passes import Compiled
+from tangograd.engines.compiled import Compiled
+from tangograd.engines.mode import GraphFreeTangents
 from tangograd.engines.rules import products
 from tangograd.engines.rules.products import AVAILABLE, FEW_PRODUCTS, product
-from tangograd.tangents import load_formulas
+from tangograd.forward_mode import load_formulas
 
 
 class Seen(TorchDispatchMode):
@@ -181,7 +181,7 @@ def test_tangents_and_gradients_of_a_layer_by_it(shape):
     for dtype in (torch.float32, torch.float64):
         own = [y.to(dtype, copy=True).requires_grad_() for y in (x, W, b)]
         moving = [y.to(dtype) for y in (dx, dW, db)]
-        with forward_ad.dual_level(), Lean(), Seen() as seen:
+        with forward_ad.dual_level(), GraphFreeTangents(), Seen() as seen:
             duals = [forward_ad.make_dual(y, t) for y, t in zip(own, moving, strict=True)]
             z, t = forward_ad.unpack_dual(functional.linear(*duals))
         assert seen.by_onednn == (2 if AVAILABLE and dtype == torch.float32 else 0)

@@ -10,7 +10,7 @@ from tangograd import TANGO, Categorical
 from ..cases import mlp
 from ..test_optimizer import batches
 from ..test_optimizer import train as train_on_whole_batches
-from ..test_tangents import same
+from ..test_session import same
 
 
 def train(model, optimizer, likelihood, data, sizes):

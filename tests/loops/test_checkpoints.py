@@ -10,7 +10,7 @@ from tangograd.preconditioners import Diagonal
 
 from ..cases import mlp
 from ..test_optimizer import batches, train
-from ..test_tangents import same
+from ..test_session import same
 
 # torch says that it takes a process without a group for the only one
 pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled:UserWarning")

@@ -12,7 +12,7 @@ from tangograd.preconditioners import Diagonal
 
 from ..cases import mlp
 from ..test_optimizer import batches
-from ..test_tangents import same, snapshot
+from ..test_session import same, snapshot
 
 GAMMAS = [0.1, "max", "gaussian", "auto"]
 PRECONDITIONERS = [None, "auto", "rmsprop", "kronecker"]

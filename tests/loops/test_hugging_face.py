@@ -21,7 +21,7 @@ from tangograd.integrations.hugging_face import TangoTrainer
 
 from ..cases import mlp
 from ..test_optimizer import batches, train
-from ..test_tangents import same
+from ..test_session import same
 
 PLAIN = {"gamma": 0.1, "preconditioner": None}
 

@@ -13,7 +13,7 @@ from tangograd import TANGO, Categorical
 from ..cases import mlp
 from ..test_optimizer import batches
 from ..test_optimizer import train as plain_loop
-from ..test_tangents import same
+from ..test_session import same
 from .warned import lightnings_own
 
 pytestmark = lightnings_own

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from tangograd.adjoint import check_term
 from tangograd.curvature.pseudo_gradients import Pulled, collect
 from tangograd.curvature.refresh import Request
 from tangograd.distributed import here
-from tangograd.replay import Replay
-from tangograd.tangents import Session, Share, check_term
+from tangograd.engines.mode import LayerCall
+from tangograd.recording import Recording
+from tangograd.session import Share, TrainingPass
 
 _GOLDEN = (5**0.5 - 1) / 2  # its multiples fill the unit interval evenly
 
@@ -59,7 +61,7 @@ class Observation:
     callbacks: list[tuple[Callable[[list[Any]], None], Any]]
     pulled: list[Pulled]
     sample: SampleGradient | None
-    recording: Replay | None
+    recording: Recording | None
 
     @property
     def used(self) -> bool:
@@ -88,33 +90,42 @@ class Observation:
         ]
 
 
-def observe(session: Session, request: Request, recording: Replay | None) -> Observation:
-    """Measure a block; its graph must still be there."""
-    terms = session.terms
+def observe(
+    pass_: TrainingPass, layers: Sequence[LayerCall], request: Request, recording: Recording
+) -> Observation:
+    """Measure a block; its graph must still be there.
+
+    Args:
+        pass_: the forward pass of the block.
+        layers: the calls of layers in it, if they were requested.
+        request: what is to be measured.
+        recording: how to run the block again.
+    """
+    terms = pass_.terms
     return Observation(
-        parameters=session.parameters,
+        parameters=pass_.parameters,
         factors=[term.share for term in terms],
         losses=[term.loss for term in terms],
         curvatures=[_dot(term.tangents, term.product) for term in terms],
         slopes=[_dot(term.tangents, term.gradient) for term in terms],
         concentration=torch.dot(terms[0].fisher_weights, terms[0].fisher_weights),
         callbacks=[(term.after_step, term.observation) for term in terms],
-        pulled=collect(session, request.needs, request.draws, check=request.check),
-        sample=_sample_gradient(session, request) if request.sample else None,
+        pulled=collect(pass_, layers, request.needs, request.draws, check=request.check),
+        sample=_sample_gradient(pass_, request) if request.sample else None,
         recording=recording if request.replay else None,
     )
 
 
-def _sample_gradient(session: Session, request: Request) -> SampleGradient | None:
-    terms = session.terms
+def _sample_gradient(pass_: TrainingPass, request: Request) -> SampleGradient | None:
+    terms = pass_.terms
     if not all(term.outputs.requires_grad for term in terms):
         return None
     gradients, weight = [], torch.ones(())
     for term in terms:
         cotangent, weight = term.draw(request.step * _GOLDEN % 1, 0)
-        gradient = here().pull_back([term.outputs], session.parameters, [cotangent])
+        gradient = here().pull_back([term.outputs], pass_.parameters, [cotangent])
         if request.check:
-            check_term(session, term, cotangent, gradient)
+            check_term(pass_, term, cotangent, gradient)
         gradients.append(gradient)
     return SampleGradient(gradients, weight)
 

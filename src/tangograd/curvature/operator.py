@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from tangograd.distributed import Peers
+from tangograd.session import CannotReplayError
 from tangograd.state import Group
-from tangograd.tangents import CannotReplayError
 
 
 class FisherSource(Protocol):

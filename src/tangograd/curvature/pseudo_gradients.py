@@ -23,9 +23,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from tangograd.adjoint import check_term
 from tangograd.curvature.statistics import Factors, Statistics
 from tangograd.distributed import ALONE, Peers, here
-from tangograd.tangents import LayerCall, Session, Share, Term, check_term
+from tangograd.engines.mode import LayerCall
+from tangograd.session import Share, TrainingPass
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
@@ -55,37 +57,45 @@ class _Layer:
     G: Tensor | None = None
 
 
-def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool) -> list[Pulled]:
+def collect(
+    pass_: TrainingPass,
+    layers: Sequence[LayerCall],
+    needs: frozenset[str],
+    draws: int,
+    *,
+    check: bool,
+) -> list[Pulled]:
     """Pull back what is needed of ``{"probe", "fisher_diagonal", "gradient", "layers"}``.
 
     Args:
-        session: the forward pass.
+        pass_: the forward pass.
+        layers: the calls of layers in it, where they are needed.
         needs: what γ and the preconditioners use.
         draws: how many pseudo-gradients.
         check: whether to check that tangents and gradients agree.
     """
     if not needs:
         return []
-    calls = [call for call in session.layers or [] if _has_factors(call)]
-    parameters, n = list(session.parameters), len(session.parameters)
+    calls = [call for call in layers if _has_factors(call)]
+    parameters, n = list(pass_.parameters), len(pass_.parameters)
     peers = here()
     # the mean of several processes' h is √size too short to have their mean F̂
     spread = peers.size**0.5 if peers.sharded else 1.0
     pulled = []
-    for term in session.terms:
+    for term in pass_.terms:
         if not term.outputs.requires_grad:
             continue
         probe: list[Tensor] = []
         squares: list[Tensor] = []
-        layers = _input_moments(calls) if "layers" in needs else {}
+        moments = _input_moments(calls) if "layers" in needs else {}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
-            cotangent = term.midpoint_sample(prior(term)) * spread
+            cotangent = term.midpoint_sample(term.prior) * spread
             h = peers.pull_back([term.outputs], targets, [cotangent])
             if check and draw == 0 and not peers.sharded:
-                check_term(session, term, cotangent, h[:n])
+                check_term(pass_, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
-                layer = layers[id(call.weight)]
+                layer = moments[id(call.weight)]
                 delta = _rows_of_outputs(call, from_above).to(call.weight.dtype)
                 thinned = _thinned(delta)
                 G = thinned.T @ thinned * (len(delta) / len(thinned) / draws)
@@ -101,17 +111,8 @@ def collect(session: Session, needs: frozenset[str], draws: int, *, check: bool)
             if "gradient" in needs
             else []
         )
-        pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, layers))
+        pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, moments))
     return pulled
-
-
-def prior(term: Term) -> float:
-    """Return the weight of the uninformed prediction in the midpoint Fisher information.
-
-    Over the batch it is a twentieth of an observation: a first batch of predictions that are
-    confident and right then does not make C infinite.
-    """
-    return 1 / (20 * len(term.outputs))
 
 
 def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE) -> Statistics:

@@ -19,8 +19,8 @@ from tangograd.curvature.pseudo_gradients import Pulled, combine, probe
 from tangograd.curvature.rules import GammaRule
 from tangograd.distributed import Peers
 from tangograd.preconditioners import Preconditioner
+from tangograd.session import CannotReplayError
 from tangograd.state import Group, State, auto_rules
-from tangograd.tangents import CannotReplayError
 
 if TYPE_CHECKING:
     from tangograd.curvature.observation import Observation

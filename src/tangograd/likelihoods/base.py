@@ -9,12 +9,11 @@ from typing import Any, Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 
-from tangograd import tangents
 from tangograd.distributed import here
 from tangograd.estimates import ESTIMATES, pseudo_scores, row_dot, rows
 from tangograd.likelihoods.batch import Batch, Encoded, Flatten, Weights, first_position
+from tangograd.session import NonFiniteLossError, Term, current
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -248,48 +247,35 @@ class Likelihood(nn.Module, ABC):
                 gradient, for example). The loss is ``Σ w_i ℓ_i / Σ w^F_i``, and the Fisher matrix
                 ``Σ w^F_i J_iᵀ H_i J_i / Σ w^F_i``.
         """
-        session = tangents.active()
-        if session is None:
-            batch = self.batch(outputs, targets, weights, fisher_weights)
-            batch.raise_if_invalid()
-            return self._mean_loss(batch)
-        with tangents.plain_torch():
-            if session.received is not None:
-                session.received.append(outputs)
-                return outputs.new_zeros(())
-            outputs = session.dress(outputs)
-            if session.originals is not None:
-                return session.meet_again(outputs)
-            batch = self.batch(outputs, targets, weights, fisher_weights)
-            batch.raise_if_invalid()
-            z, t = session.unpack(batch.z)
-            with torch.no_grad():
-                plain = z.detach()
-                observation = self._observe(batch._replace(z=plain))
-                loss = self._mean_loss(batch._replace(z=plain))
-            if session.may_overflow and not bool(loss.isfinite()):
-                session.overflowed = True
-                cotangent = torch.full_like(plain, math.nan)  # for the scaler to find
-                return _LossWithCotangent.apply(z, loss, cotangent, tangents.Share())  # type: ignore[no-any-return]
-            with torch.no_grad():
-                _require_finite_loss(loss, plain)
-                received = forward_ad.unpack_dual(outputs).primal.detach()
-                term = self._term(batch._replace(z=z), t, loss, received, observation)
-                cotangent = term.gradient - term.product
-            session.terms.append(term)
-            return _LossWithCotangent.apply(z, loss, cotangent, term.share)  # type: ignore[no-any-return]
+        pass_ = current.get()
+        if pass_ is not None:
+            return pass_.contribute(self, outputs, targets, weights, fisher_weights)
+        batch = self.batch(outputs, targets, weights, fisher_weights)
+        batch.raise_if_invalid()
+        return self.mean_loss(batch)
 
-    def _mean_loss(self, batch: Batch) -> Tensor:
+    def mean_loss(self, batch: Batch) -> Tensor:
+        """Return ``Σ w_i ℓ_i`` of a batch."""
         return torch.dot(batch.weights, self._sample_losses(batch))
 
     def _sample_losses(self, batch: Batch) -> Tensor:
         """Return the loss of each row; families that set ``element_weights`` apply them here."""
         return self.log_loss(batch.z, batch.y)
 
-    def _term(
-        self, batch: Batch, t: Tensor, loss: Tensor, received: Tensor, observation: Any
-    ) -> tangents.Term:
-        """Return the contribution of a batch to the bracket ``g - F̂ v``, in output space."""
+    def term(self, batch: Batch, t: Tensor) -> Term:
+        """Return the contribution of a batch to the bracket ``g - F̂ v``, in output space.
+
+        Args:
+            batch: with the graph of its outputs.
+            t: the tangents of its outputs, of the same shape.
+
+        Raises:
+            NonFiniteLossError: the loss is infinite or NaN; no random numbers have been drawn.
+        """
+        plain = batch._replace(z=batch.z.detach())
+        observation = self._observe(plain)
+        loss = self.mean_loss(plain)
+        _require_finite_loss(loss, plain.z)
         z, y, w = batch.z.detach(), batch.y, batch.fisher_weights
         estimate, m = ESTIMATES[self.fisher], batch.element_weights
         family = self if m is None else _ElementWeighted(self, m.sqrt())
@@ -314,7 +300,7 @@ class Likelihood(nn.Module, ABC):
         def midpoint_sample(prior: float = 0.0) -> Tensor:
             return rows(w.sqrt(), z) * family.midpoint_sample(z, y, prior=prior)
 
-        return tangents.Term(
+        return Term(
             outputs=batch.z,
             tangents=t,
             gradient=rows(batch.weights, s) * (s if m is None else m.sqrt() * s),
@@ -330,7 +316,6 @@ class Likelihood(nn.Module, ABC):
             midpoint_product=midpoint_product,
             midpoint_sample=midpoint_sample,
             rows=batch.flatten,
-            received=received,
             loss=loss,
             after_step=self._after_step,
             observation=observation,
@@ -419,30 +404,6 @@ class _ElementWeighted:
         return self.root * self.family.midpoint_sample(z, y, prior=prior)
 
 
-class _LossWithCotangent(torch.autograd.Function):
-    """A loss of the given value whose backward sends the given cotangent to the outputs."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, z: Tensor, loss: Tensor, cotangent: Tensor, share: tangents.Share
-    ) -> Tensor:
-        del z
-        ctx.save_for_backward(cotangent)
-        ctx.share = share
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None, None, None]:
-        if tangents.active() is not None:
-            raise RuntimeError(
-                "call loss.backward() after the `tangents` block, not inside it: there the "
-                "parameters are dual numbers, and torch would differentiate their tangents too"
-            )
-        (cotangent,) = ctx.saved_tensors
-        ctx.share.add(grad_outputs[0])
-        return grad_outputs[0] * cotangent, None, None, None
-
-
 def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
     """Raise a FloatingPointError that says why the loss is not finite."""
     if math.isfinite(float(loss)):
@@ -453,7 +414,8 @@ def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
         if len(bad)
         else "the outputs are finite but too large for the log-loss"
     )
-    raise FloatingPointError(
+    raise NonFiniteLossError(
         f"the loss is {loss.item()}: {reason}. The step is not taken and the state is untouched; "
-        "check the inputs, or lower gamma or lr."
+        "check the inputs, or lower gamma or lr.",
+        loss,
     )

@@ -1,4 +1,4 @@
-"""Fused attention."""
+"""Fused scaled-dot-product attention."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, cut, dual, plain, tangent_of
+from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, primal, tangent_of
 
-#: of the queries of causal attention, each with the keys up to its last one
+#: The number of blocks of queries in causal attention, each with the keys up to its last query.
 BLOCKS = 2
 
 
@@ -27,11 +27,12 @@ def attention(
     scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Any:
-    """``d(P V) = P dV + (P ∘ dS) V - rowsum(P ∘ dS) P V``; gradients by PyTorch's fused kernel.
+    """Apply attention: ``d(P V) = P dV + (P ∘ dS) V - rowsum(P ∘ dS) P V``.
 
-    With ``S = scale Q Kᵀ + mask`` and ``P = softmax S``. Where that kernel can be had by itself,
-    ``P V`` comes from the P that the tangent needs; elsewhere from PyTorch. With dropout the mask
-    is needed, so the call goes to a kernel that has a formula.
+    With ``S = scale Q Kᵀ + mask`` and ``P = softmax S``. Gradients are those of PyTorch's fused
+    kernel. Where its backward kernel can be called alone, the outputs ``P V`` come from the P that
+    the tangent needs; elsewhere from PyTorch. With dropout the mask is needed, so the call goes to
+    a kernel that has a forward formula.
     """
     duals = [tangent_of(x) for x in (query, key, value, attn_mask)]
     options = {
@@ -45,19 +46,19 @@ def attention(
         return func(query, key, value, **options)
     if dropout_p > 0 or duals[3] is not None or 0 in (query.numel(), key.numel()):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return cut(func(query, key, value, **options))
-    Q, K, V = plain(query), plain(key), plain(value)
+            return detach_tangent(func(query, key, value, **options))
+    Q, K, V = primal(query), primal(key), primal(value)
     scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     if attn_mask is None and _has_gradients(Q, K, V):
-        return dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
+        return make_dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
     z = func(Q, K, V, **options)
     with torch.no_grad():
         t = _rows((Q, K, V), duals[:3], attn_mask, is_causal, scale).t
-    return dual(z, t)
+    return make_dual(z, t)
 
 
 def _has_gradients(Q: Tensor, K: Tensor, V: Tensor) -> bool:
-    """Whether the fused kernel's gradients can be had without its outputs."""
+    """Return whether the fused backward kernel can be called without the forward kernel."""
     return (
         Q.device.type == "cpu"
         and Q.dtype == K.dtype == V.dtype
@@ -74,7 +75,7 @@ def _has_gradients(Q: Tensor, K: Tensor, V: Tensor) -> bool:
 
 
 class _Attention(torch.autograd.Function):
-    """Outputs and tangents from one P, which is not kept; PyTorch's fused kernel backward."""
+    """Outputs and tangents from one P, which is not kept, and PyTorch's fused backward kernel."""
 
     @staticmethod
     def forward(
@@ -106,7 +107,7 @@ class _Attention(torch.autograd.Function):
 
 
 class _Rows(NamedTuple):
-    """Of some queries, or all: outputs, their tangent, and ``log Σ exp S``."""
+    """Outputs, their tangent, and ``log Σ exp S`` of some or all queries."""
 
     z: Tensor
     t: Tensor
@@ -148,14 +149,14 @@ def _rows(
 
 
 def _order(Q: Tensor, dim: int) -> list[int]:
-    """The dimensions of outputs as they lie in memory: features last, the others as in queries."""
+    """Return the outputs' dimensions in memory order: features last, others as in queries."""
     if Q.dim() != dim:
         return list(range(dim))
     return [*sorted(range(dim - 1), key=Q.stride, reverse=True), dim - 1]
 
 
 def _joined(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Of all queries, in memory in an order of dimensions."""
+    """Concatenate parts of the queries, with dimensions in the given order in memory."""
     whole = torch.cat([x.permute(*order) for x in parts], order.index(len(order) - 2))
     return whole.permute(*(order.index(i) for i in range(len(order))))
 
@@ -167,14 +168,14 @@ def _block(
     moves: bool,
     first: int | None = None,
 ) -> _Rows:
-    """Some of the queries, which have the scale in them.
+    """Compute attention of some of the queries, which are already scaled.
 
     Args:
-        values: queries, keys, and values with their tangents, if they have some, beside them.
+        values: queries, keys, and values; the tangents of values are appended as columns.
         tangents: of queries and keys.
         mask: as for PyTorch's attention.
         moves: whether values have tangents.
-        first: of causal attention, the number of the first query.
+        first: the position of the first query in causal attention.
     """
     Q, K, both = values
     dQ, dK = tangents

@@ -10,12 +10,12 @@ from torch import Tensor
 from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
-#: ``(function, *arguments) ->`` dual outputs, or ``NotImplemented`` to leave the call to PyTorch
+#: ``(function, *arguments) ->`` dual outputs, or ``NotImplemented`` to leave the call to PyTorch.
 Rule = Callable[..., Any]
 
 
-def split(x: Any) -> tuple[Any, Tensor | None]:
-    """A dual number as its value, with its graph, and its tangent; anything else as it is.
+def unpack(x: Any) -> tuple[Any, Tensor | None]:
+    """Return the value of a dual number, with its graph, and its tangent; ``x, None`` for others.
 
     This is ``forward_ad.unpack_dual`` without its cost in Python, which a pass pays for every
     argument of every operation.
@@ -25,38 +25,43 @@ def split(x: Any) -> tuple[Any, Tensor | None]:
 
 
 def tangent_of(x: object) -> Tensor | None:
-    """The tangent of a dual number; ``None`` for anything else."""
-    return split(x)[1]
+    """Return the tangent of a dual number, and ``None`` for anything else."""
+    return unpack(x)[1]
 
 
-def plain(x: Any) -> Any:
-    """A dual number without its tangent, with its graph; anything else as it is."""
-    return split(x)[0]
+def primal(x: Any) -> Any:
+    """Return a dual number without its tangent, with its graph, and anything else as it is."""
+    return unpack(x)[0]
 
 
-def total(terms: list[Tensor]) -> Tensor | None:
-    """The sum of the terms, if there are any."""
+def sum_of(terms: list[Tensor]) -> Tensor | None:
+    """Return the sum of the terms, if there are any."""
     found: Tensor | None = None
     for term in terms:
         found = term if found is None else found + term
     return found
 
 
-def dual(z: Tensor, t: Tensor | None) -> Tensor:
-    """``z + ε t``, or z alone."""
+def make_dual(z: Tensor, t: Tensor | None) -> Tensor:
+    """Return ``z + ε t``, or z without a tangent."""
     if t is None:
         return z
     t = t if t.dtype == z.dtype else t.to(z.dtype)
     return torch._make_dual(z, t, forward_ad._current_level)
 
 
-def cut(outputs: Any, args: tuple[Any, ...] = ()) -> Any:
-    """Take tangents out of the graph; what was changed in place stays the same object."""
+def detach_tangent(outputs: Any, args: tuple[Any, ...] = ()) -> Any:
+    """Detach the tangents of outputs from the graph.
+
+    Args:
+        outputs: dual numbers, or tuples and lists of them.
+        args: the arguments of the function; those changed in place stay the same objects.
+    """
     if isinstance(outputs, tuple | list):
-        return pytree.tree_map_only(Tensor, lambda x: cut(x, args), outputs)
+        return pytree.tree_map_only(Tensor, lambda x: detach_tangent(x, args), outputs)
     if not isinstance(outputs, Tensor):
         return outputs
-    z, t = split(outputs)
+    z, t = unpack(outputs)
     if t is None or not t.requires_grad or any(outputs is x for x in args):
         return outputs
-    return dual(z, t.detach())
+    return make_dual(z, t.detach())

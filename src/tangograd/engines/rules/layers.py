@@ -1,4 +1,4 @@
-"""Layers, products and tables: (bi)linear in their arguments."""
+"""Linear, convolution, embedding and recurrent layers, and matrix products."""
 
 from __future__ import annotations
 
@@ -7,10 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, cut, dual, split, total
+from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, sum_of, unpack
 from tangograd.engines.rules.products import product
 
-MAXIMUM = 2  # a mode of embedding_bag
+#: A mode of ``embedding_bag``, which is not linear in the weight.
+MAXIMUM = 2
 
 
 def linear(
@@ -19,8 +20,8 @@ def linear(
     weight: Tensor,
     bias: Tensor | None = None,
 ) -> Any:
-    """``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
-    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    """Apply a linear layer: ``d(x Wᵀ + b) = dx Wᵀ + x dWᵀ + db``."""
+    (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     batch = None
     if x.dim() != 2:  # or it may multiply one matrix at a time
         batch = x.shape[:-1]
@@ -38,7 +39,7 @@ def linear(
             t = product(dx, W, db if t is None else None, onto=t)
     if t is None and db is not None:
         return NotImplemented
-    return dual(z, None if t is None else as_given(t))
+    return make_dual(z, None if t is None else as_given(t))
 
 
 def convolution(
@@ -49,8 +50,8 @@ def convolution(
     *args: Any,
     **kwargs: Any,
 ) -> Any:
-    """The same, for the products of a convolution."""
-    (x, dx), (W, dW), (b, db) = split(input), split(weight), split(bias)
+    """Apply a convolution, which is bilinear as a linear layer is."""
+    (x, dx), (W, dW), (b, db) = unpack(input), unpack(weight), unpack(bias)
     z = func(x, W, b, *args, **kwargs)
     with torch.no_grad():
         t = None
@@ -59,23 +60,23 @@ def convolution(
         if dx is not None:
             through = func(dx, W, db if t is None else None, *args, **kwargs)
             t = through if t is None else t.add_(through)
-    return NotImplemented if t is None and db is not None else dual(z, t)
+    return NotImplemented if t is None and db is not None else make_dual(z, t)
 
 
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
-    """``d(a b) = da b + a db``."""
-    (a, da), (b, db) = split(a), split(b)
+    """Multiply matrices: ``d(a b) = da b + a db``."""
+    (a, da), (b, db) = unpack(a), unpack(b)
     z = func(a, b)
     with torch.no_grad():
-        t = total(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
-    return dual(z, t)
+        t = sum_of(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
+    return make_dual(z, t)
 
 
 def embedding(
     func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Any:
-    """Linear in the weight, but for the row of paddings, which has no gradient either."""
-    W, dW = split(weight)
+    """Look up rows of the weight; the row of paddings has neither gradient nor tangent."""
+    W, dW = unpack(weight)
     z = func(W, indices, padding_idx, *args, **kwargs)
     if dW is None:
         return z
@@ -83,7 +84,7 @@ def embedding(
         t = func(dW, indices, padding_idx, *args, **kwargs)
         if padding_idx >= 0:
             t.masked_fill_((indices == padding_idx).unsqueeze(-1), 0.0)
-    return dual(z, t)
+    return make_dual(z, t)
 
 
 def embedding_bag(
@@ -97,25 +98,25 @@ def embedding_bag(
     per_sample_weights: Tensor | None = None,
     *args: Any,
 ) -> Any:
-    """Sums and means are linear in the weight, and in the weights of the samples."""
+    """Apply an embedding bag; sums and means are linear in the weight and the samples' weights."""
     if mode == MAXIMUM:
         return NotImplemented
-    (W, dW), (w, dw) = split(weight), split(per_sample_weights)
+    (W, dW), (w, dw) = unpack(weight), unpack(per_sample_weights)
 
     def bags(W: Tensor, w: Tensor | None) -> Any:
         return func(W, indices, offsets, scale_grad_by_freq, mode, sparse, w, *args)
 
     z, *others = bags(W, w)
     with torch.no_grad():
-        t = total(
+        t = sum_of(
             ([] if dW is None else [bags(dW, w)[0]]) + ([] if dw is None else [bags(W, dw)[0]])
         )
-    return (dual(z, t), *others)
+    return (make_dual(z, t), *others)
 
 
 def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
-    """``W = g v/‖v‖``, norms over all dimensions but one."""
-    (v, dv), (g, dg) = split(v), split(g)
+    """Compute ``W = g v/‖v‖``, with norms over all dimensions but one."""
+    (v, dv), (g, dg) = unpack(v), unpack(g)
     z = func(v, g, dim)
     with torch.no_grad():
         norm = torch.norm_except_dim(v, 2, dim)
@@ -127,14 +128,14 @@ def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
             dims = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
             along = (direction * dv).sum(dims, keepdim=True) if dims != [] else direction * dv
             terms.append((dv - direction * along) * (g / norm))
-    return dual(z, total(terms))
+    return make_dual(z, sum_of(terms))
 
 
 def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:
-    """The formula is there for PyTorch's own kernels, not for oneDNN's."""
+    """Run a recurrent layer by PyTorch's own kernels: oneDNN's have no forward formula."""
     enabled = torch._C._get_mkldnn_enabled()
     torch._C._set_mkldnn_enabled(False)
     try:
-        return cut(func(*args, **kwargs))
+        return detach_tangent(func(*args, **kwargs))
     finally:
         torch._C._set_mkldnn_enabled(enabled)

@@ -1,10 +1,9 @@
-"""Products of tangents, which need no graph, by the quicker of the libraries that torch has.
+"""Matrix products of tangents, which need no graph, by oneDNN where that is faster.
 
-``functional.linear`` in single precision is MKL's, which uses half the width of the vector units of
-processors that are not Intel's; on these, oneDNN is up to twice as quick. torch brings it, too, and
-its compiler calls it for models whose weights are constant. The operation by which it does has no
-gradient and wants such weights; so there is one of our own around it, which the compiler leaves
-alone.
+``functional.linear`` in single precision calls MKL, which uses half the width of the vector units
+of processors that are not Intel's; oneDNN is up to twice as fast on these. PyTorch has an operation
+for it, which its compiler uses for models with constant weights. That operation has no gradient and
+requires constant weights, so it is wrapped in a custom operation, which the compiler leaves alone.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
 
-#: multiplications below which calling oneDNN takes longer than the product
+#: The number of multiplications below which calling oneDNN takes longer than the product.
 FEW_PRODUCTS = 1 << 20
 AVAILABLE = (
     torch.backends.mkldnn.is_available()
@@ -44,7 +43,7 @@ torch.library.register_fake("tangograd::product", _shaped, lib=_library)
 
 
 def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
-    """``x Wᵀ + b``, added to a matrix that may be overwritten, if there is one; x is a matrix too.
+    """Return ``x Wᵀ + b``, or add it to ``onto``, which may be overwritten; x is a matrix, too.
 
     Example:
         >>> product(torch.ones(1, 2), torch.eye(2), onto=torch.tensor([[1.0, 2.0]]))
@@ -61,7 +60,7 @@ def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None =
 
 
 def _is_for_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
-    """Whether it has this product, and is worth its call."""
+    """Return whether oneDNN has this product and is faster."""
     return (
         AVAILABLE
         and x.device.type == "cpu"
@@ -75,7 +74,7 @@ def _is_for_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> bool:
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Numbers side by side; not inside a transform such as vmap, and of no class of its own."""
+    """Return whether a tensor is dense, not inside a transform such as vmap, and of no subclass."""
     return (
         x.dtype == torch.float32
         and x.layout == torch.strided

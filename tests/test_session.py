@@ -1,7 +1,9 @@
 """Dual parameters come and go; what goes wrong is said clearly, and changes nothing."""
 
 import math
+import sys
 import warnings
+from concurrent.futures import ThreadPoolExecutor
 from copy import deepcopy
 
 import pytest
@@ -9,9 +11,9 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 
-from tangograd import TANGO, Categorical, Gaussian
+from tangograd import TANGO, Categorical, Gaussian, forward_mode
 from tangograd.reference import fisher_matrix
-from tangograd.tangents import active
+from tangograd.session import current
 from tangograd.vectors import flatten
 
 from .cases import MODELS, problem, set_velocity
@@ -64,7 +66,7 @@ def test_the_model_is_as_it_was_after_an_exception(when):
             likelihood(model(x), y)
         raise KeyError("mine")
     assert same(snapshot(model, optimizer), before)
-    assert active() is None
+    assert current.get() is None
     with pytest.raises(RuntimeError, match="tangents"):
         optimizer.step()  # the interrupted block does not count
     with optimizer.tangents(model):  # and the next one works
@@ -122,6 +124,78 @@ def test_a_trainable_parameter_outside_the_optimizer_is_named():
         p.requires_grad_(False)
     with optimizer.tangents(model):
         Categorical()(model(torch.randn(2, 3)), torch.tensor([0, 1]))
+
+
+def trained(seed):
+    """Parameters after three steps, which do not depend on the global random state."""
+    generator = torch.Generator().manual_seed(seed)
+    model = nn.Sequential(nn.Linear(3, 6), nn.Tanh(), nn.Linear(6, 4))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(torch.randn(p.shape, generator=generator))
+    x = torch.randn(8, 3, generator=generator)
+    y = torch.randint(4, (8,), generator=generator)
+    likelihood = Categorical(fisher="sampled", generator=generator)
+    optimizer = TANGO(model.parameters(), preconditioner="kronecker")
+    for _ in range(3):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+    return flatten([p.detach() for p in model.parameters()])
+
+
+def test_two_models_are_trained_in_two_threads():
+    """PyTorch has one forward-mode level per process: blocks wait for one another."""
+    alone, interval = [trained(seed) for seed in (0, 1)], sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(2) as pool:
+            for _ in range(30):
+                for found, expected in zip(pool.map(trained, (0, 1)), alone, strict=True):
+                    assert found.equal(expected)
+    finally:
+        sys.setswitchinterval(interval)
+
+
+def test_a_thread_does_not_wait_for_ever(monkeypatch):
+    monkeypatch.setattr(forward_mode, "LOCK_TIMEOUT", 0.01)
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
+
+    def block():
+        with optimizer.tangents(model):
+            likelihood(model(x), y)
+
+    with ThreadPoolExecutor(1) as pool:
+        with (
+            forward_mode.exclusive(),
+            pytest.raises(RuntimeError, match="another thread has been inside"),
+        ):
+            pool.submit(block).result()
+        pool.submit(block).result()  # and afterwards it is its turn
+
+
+def test_backward_in_another_thread_while_the_block_is_open():
+    """As autograd's device threads do, in which context variables are not set."""
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
+    with (
+        pytest.raises(RuntimeError, match="after the `tangents` block"),
+        ThreadPoolExecutor(1) as pool,
+        optimizer.tangents(model),
+    ):
+        pool.submit(likelihood(model(x), y).backward).result()
+
+
+def test_backward_of_an_earlier_loss_inside_a_block():
+    model, x, y, likelihood = problem("mlp", "categorical")
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine="double-backward")
+    with optimizer.tangents(model):
+        earlier = likelihood(model(x), y)
+    with pytest.raises(RuntimeError, match="after the `tangents` block"), optimizer.tangents(model):
+        earlier.backward()
 
 
 def test_blocks_cannot_be_nested():
@@ -203,7 +277,7 @@ def test_an_operation_without_a_forward_formula_gets_another_engine(make):
     with optimizer.tangents(model):
         loss = Categorical()(model(x), y)
     loss.backward()
-    assert active() is None
+    assert current.get() is None
     parameters, z = list(model.parameters()), model(x).flatten(0, 1)
     g = flatten(torch.autograd.grad(Categorical()(z, y.flatten()), parameters, retain_graph=True))
     F = fisher_matrix(Categorical(), z, parameters)
@@ -219,7 +293,7 @@ def test_an_operation_without_a_forward_formula_is_named():
         optimizer.tangents(),
     ):
         Gaussian()(NoJvp.apply(theta).expand(3, 2), torch.zeros(3, 2))
-    assert active() is None
+    assert current.get() is None
 
 
 def test_another_not_implemented_error_is_the_users_own():

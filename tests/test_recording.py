@@ -8,8 +8,8 @@ from torch import nn
 
 from tangograd import TANGO, Bernoulli, Categorical, Gaussian
 from tangograd.preconditioners import Identity
+from tangograd.recording import ForwardContext
 from tangograd.reference import fisher_matrix
-from tangograd.replay import Conditions
 from tangograd.vectors import flatten
 
 from .cases import MODELS, OUTPUTS, problem
@@ -232,7 +232,7 @@ def test_steps_between_refreshes_run_the_model_once():
 
 def test_conditions_restore_what_they_found():
     model = nn.BatchNorm1d(3)
-    before = Conditions(model)
+    before = ForwardContext(model)
     first = model(torch.randn(4, 3))
     mean = model.running_mean.clone()
     with before.restored():

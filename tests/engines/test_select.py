@@ -11,14 +11,14 @@ from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tangograd import TANGO, Categorical, Gaussian
-from tangograd.engines.choice import CannotRunError
-from tangograd.engines.passes import Compiled
+from tangograd.adjoint import DisagreementError
+from tangograd.engines import CannotRunError, Site
+from tangograd.engines.compiled import Compiled
 from tangograd.reference import fisher_matrix
-from tangograd.tangents import DisagreementError
 from tangograd.vectors import flatten
 from tests.cases import set_velocity
 from tests.engines.models import Attention
-from tests.test_tangents import CutBackwards, NoJvp, WithoutJvp, same, snapshot
+from tests.test_session import CutBackwards, NoJvp, WithoutJvp, same, snapshot
 
 
 def mlp():
@@ -52,9 +52,9 @@ def test_dual_numbers_are_lean_through_convolutions_and_pooling():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     fit(optimizer, model, torch.randn(5, 1, 6, 6), torch.randint(8, (5,)))
-    engine = optimizer._engines.of(model, None)
+    engine = optimizer._engine.chosen(Site(model))
     assert engine.name == "dual"
-    assert engine.lean
+    assert engine.graph_free
 
 
 def test_a_finite_difference_is_warned_of(caplog):
@@ -176,7 +176,7 @@ def test_an_operation_met_later_makes_the_choice_anew():
     with pytest.raises(NotImplementedError, match="custom autograd.Function"):
         fit(optimizer, model, x, y)
     fit(optimizer, model, x, y)
-    assert optimizer._engines.of(model, None).name == "double-backward"
+    assert optimizer._engine.chosen(Site(model)).name == "double-backward"
 
 
 def physics_informed(model, likelihood, x, y):
@@ -311,7 +311,7 @@ def test_kronecker_factors_are_learned_where_dual_numbers_are_not_lean():
     for _ in range(6):
         for model, optimizer, likelihood in zip(models, optimizers, likelihoods, strict=True):
             fit(optimizer, model, x, y, 1, likelihood)
-    assert not optimizers[1]._engines.of(models[1], None).lean
+    assert not optimizers[1]._engine.chosen(Site(models[1])).graph_free
     factors = [o.param_groups[0]["preconditioner"].state_dict()["averages"] for o in optimizers]
     assert len(factors[0]) == 2
     torch.testing.assert_close(factors[1], factors[0], rtol=1e-10, atol=1e-12)
@@ -379,7 +379,7 @@ def test_an_optimizer_can_be_copied_with_its_engine():
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
     fit(optimizer, model, x, y)
-    assert deepcopy(optimizer)._engines.name == "two-pass"
+    assert deepcopy(optimizer)._engine.name == "two-pass"
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
@@ -419,9 +419,8 @@ def test_the_compiled_engine_runs_a_compiled_module_with_its_hooks(monkeypatch):
 def test_the_compiled_engine_runs_the_model_once():
     model, x = mlp(), torch.randn(5, 3)
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="compiled")
-    optimizer._engines.settle(model, None, type(optimizer._engines.candidates[0])())
-    chosen = optimizer._engines.of(model, None)
-    chosen.run = lambda call, parameters, tangents: call.plain(*call.args)
+    chosen = optimizer._engine.select(Site(model), Compiled())
+    chosen.run = lambda call, *_: call.forward(*call.args)
     with pytest.raises(RuntimeError, match="once in a `tangents` block"), optimizer.tangents(model):
         model(x)
         model(x)

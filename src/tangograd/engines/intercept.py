@@ -1,0 +1,140 @@
+"""Calls of a module, handed to an engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn.parallel import DistributedDataParallel
+
+
+class ModuleCall(NamedTuple):
+    """One call of a model.
+
+    Attributes:
+        model: the model that was called.
+        forward: its own forward, with everything that wraps the module inside.
+        inner: the module inside DistributedDataParallel and torch.compile.
+        run: the forward of ``inner``.
+        args: the positional arguments.
+        kwargs: the keyword arguments.
+        wrapper: the module that averages gradients over processes, around ``inner``.
+    """
+
+    model: nn.Module
+    forward: Callable[..., Any]
+    inner: nn.Module
+    run: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    wrapper: DistributedDataParallel | None = None
+
+
+class FunctionalBody(nn.Module):
+    """A module by which ``functional_call`` runs any function of another one, without its hooks."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, run: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Run the function."""
+        return run(*args, **kwargs)
+
+
+def unwrap(model: nn.Module) -> nn.Module:
+    """Return the module inside wrappers; tangent passes neither communicate nor compile."""
+    return _unwrapped(model)[0]
+
+
+def _unwrapped(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
+    """Return the module inside, and the wrapper that averages its gradients."""
+    wrapper = None
+    while True:
+        if isinstance(model, DistributedDataParallel):
+            wrapper, model = model, model.module
+        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
+            model = compiled
+        else:
+            return model, wrapper
+
+
+def call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
+    """Return a call of a model with these arguments."""
+    inner, wrapper = _unwrapped(model)
+    forward = model.forward
+    run = forward if inner is model else inner
+    return ModuleCall(model, forward, inner, run, args, kwargs, wrapper)
+
+
+@contextmanager
+def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterator[None]:
+    """Give each call of the model in a block to ``handle``, and return what that returns.
+
+    The model's own hooks run once, around it; calls made by ``handle`` itself are plain calls.
+    """
+    own = vars(model).get("forward")  # an instance may have a forward of its own
+    plain = call_of(model, (), {})
+    busy = False
+
+    def forward(*args: Any, **kwargs: Any) -> Any:
+        nonlocal busy
+        if busy:
+            return plain.forward(*args, **kwargs)
+        busy = True
+        try:
+            return handle(plain._replace(args=args, kwargs=kwargs))
+        finally:
+            busy = False
+
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None  # of model.compile()
+    vars(model)["forward"] = forward
+    try:
+        yield
+    finally:
+        model._compiled_call_impl = compiled
+        del vars(model)["forward"]
+        if own is not None:
+            vars(model)["forward"] = own
+
+
+def positions_by_name(model: nn.Module, parameters: Sequence[Tensor]) -> dict[str, int]:
+    """Return the names that parameters have in a model, and their positions in the list."""
+    position = {id(p): i for i, p in enumerate(parameters)}
+    return {
+        f"{prefix}.{name}" if prefix else name: position[id(p)]
+        for prefix, module in model.named_modules()  # a module that is there twice, once
+        for name, p in module._parameters.items()
+        if p is not None and id(p) in position
+    }
+
+
+def call_with_values(
+    call: ModuleCall, parameters: Sequence[Tensor], values: Sequence[Tensor]
+) -> Any:
+    """Make the call with other values in the place of the parameters."""
+    names = positions_by_name(call.inner, parameters)
+    swaps = {f"inner.{name}": values[i] for name, i in names.items()}
+    # tied weights are all named; torch's own way of tying swaps a shared module twice
+    return functional_call(
+        FunctionalBody(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
+    )
+
+
+def has_compiled(model: nn.Module | None) -> bool:
+    """Return whether parts of a model were given to ``torch.compile`` or scripted."""
+    return model is not None and any(
+        isinstance(part, torch.jit.ScriptModule)
+        or "_orig_mod" in part._modules
+        or getattr(part, "_compiled_call_impl", None) is not None
+        for part in model.modules()
+    )
+
+
+def uncompiled(model: nn.Module | None) -> AbstractContextManager[Any]:
+    """Run compiled parts of a model eagerly in a block."""
+    return torch.compiler.set_stance("force_eager") if has_compiled(model) else nullcontext()

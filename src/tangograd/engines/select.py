@@ -1,0 +1,306 @@
+"""The choice of an engine: the first that runs and passes the adjoint test on the first batch.
+
+An engine is right if it runs, and if its tangents and the backward pass are derivatives of the same
+function: ``⟨u, J v⟩ = ⟨Jᵀu, v⟩`` for random u and v (the velocity is 0 at first, and would tell
+nothing). An engine that cannot run gives way to the next; one that runs and fails the test is an
+error that names the module, because then the model itself means two things.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from tangograd.adjoint import DisagreementError
+from tangograd.distributed import is_sharded
+from tangograd.engines.base import (
+    CallEngine,
+    CannotRunError,
+    DualOutputs,
+    Engine,
+    NoFormulaError,
+    Site,
+    TangentSource,
+    Tensors,
+    outputs_received,
+    outside_dual_level,
+)
+from tangograd.engines.blame import check_outputs, random_like, with_module_name
+from tangograd.engines.double_backward import DoubleBackward, FromGraph
+from tangograd.engines.dual import Dual
+from tangograd.engines.finite_difference import FiniteDifference
+from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted, unwrap
+from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
+from tangograd.engines.trees import Pair, detached_copy, pairs_of
+from tangograd.engines.two_pass import TwoPass
+from tangograd.recording import ForwardContext, RecordedCall
+
+logger = logging.getLogger("tangograd")
+
+#: In the order in which "auto" tries them.
+ENGINES: tuple[CallEngine, ...] = (
+    Dual(),
+    Dual(graph_free=False),
+    TwoPass(),
+    TwoPass(graph_free=False),
+    DoubleBackward(),
+    FiniteDifference(),
+)
+NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES), "compiled")
+
+#: ``(engine, v) ->`` the outputs of a trial with their graph, and their tangents along v.
+Trial = Callable[[CallEngine, Tensors], list[Pair]]
+
+
+def resolve(name: str) -> Select:
+    """Return the engine of a name.
+
+    Example:
+        >>> [type(engine).__name__ for engine in resolve("two-pass").candidates]
+        ['TwoPass', 'TwoPass']
+    """
+    if name not in NAMES:
+        raise ValueError(f"engine must be one of {', '.join(NAMES)}; got {name!r}")
+    if name == "compiled":
+        from tangograd.engines.compiled import Compiled
+
+        return Select(name, (Compiled(),))
+    return Select(name, [engine for engine in ENGINES if name in ("auto", engine.name)])
+
+
+class Select(Engine):
+    """An engine that tries others on the first batch, and is the chosen one from then on.
+
+    Each model has a choice of its own; all closures share one. Closures are run by the first
+    candidate without a trial if that needs no further pass: call :meth:`reset` when it fails.
+
+    Args:
+        name: the name that stands for the candidates.
+        candidates: the engines that are allowed, best first.
+
+    Attributes:
+        verified: whether the engine for closures has run one.
+    """
+
+    def __init__(self, name: str, candidates: Sequence[CallEngine]) -> None:
+        self.name = name
+        self.candidates = tuple(candidates)
+        self.verified = False
+        self._for_model: weakref.WeakKeyDictionary[nn.Module, CallEngine] = (
+            weakref.WeakKeyDictionary()
+        )
+        first = self.candidates[0]
+        self._for_closures = first if first.single_pass else None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Select:
+        return resolve(self.name)
+
+    def __reduce__(self) -> Any:
+        return resolve, (self.name,)
+
+    def chosen(self, site: Site) -> CallEngine | None:
+        """Return the engine chosen for a site, or ``None`` before the choice."""
+        if site.closure is not None:
+            return self._for_closures
+        if site.model is None:
+            return self.candidates[0]
+        return self._for_model.get(site.model)
+
+    def select(self, site: Site, engine: CallEngine) -> CallEngine:
+        """Use an engine for a site from now on."""
+        if site.closure is not None:
+            self._for_closures = engine
+        elif site.model is not None:
+            self._for_model[site.model] = engine
+        return engine
+
+    def reset(self, site: Site) -> None:
+        """Choose again at the next batch."""
+        if site.closure is not None:
+            self._for_closures = None
+        elif site.model is not None:
+            self._for_model.pop(site.model, None)
+
+    @contextmanager
+    def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[TangentSource]:
+        """Enter the chosen engine, after a trial of the closure or at the first call of the model.
+
+        Raises:
+            NoFormulaError: an operation in the block cannot be differentiated by the engine.
+        """
+        try:
+            with self._chosen_or_choosing(site, parameters, tangents) as source:
+                yield source
+        except NotImplementedError as error:
+            operation = _operation_without_formula(error)
+            if operation is None:
+                raise
+            self.reset(site)
+            raise NoFormulaError(
+                f"{operation} has no forward-mode derivative here. Call the model that is given to "
+                "`tangents(model)` as a whole, or give the loss as a function to "
+                "`optimizer.evaluate`, and another engine is found; or ask for "
+                'engine="double-backward".'
+            ) from error
+
+    def _chosen_or_choosing(
+        self, site: Site, parameters: Tensors, tangents: Tensors
+    ) -> AbstractContextManager[TangentSource]:
+        engine = self.chosen(site)
+        if engine is None and site.closure is not None:
+            engine = self.select(site, self._try_on_closure(site, parameters))
+        if engine is None:
+            return self._choosing(site, parameters, tangents)
+        return engine.enter(site, parameters, tangents)
+
+    @contextmanager
+    def _choosing(
+        self, site: Site, parameters: Tensors, tangents: Tensors
+    ) -> Iterator[TangentSource]:
+        """Choose at the first call of the model; that call and later ones run by the choice.
+
+        If only parts of the model are called, outputs get their tangents from their graph, where
+        the candidates allow it.
+        """
+        assert site.model is not None
+        source: TangentSource = DualOutputs()
+        if any(engine.single_pass for engine in self.candidates):
+            source = FromGraph(parameters, tangents)
+        recorder = LayerRecorder(site.layers, parameters)
+
+        def handle(call: ModuleCall) -> Any:
+            with recorder.paused():
+                engine = self.chosen(site)
+                if engine is None and not torch.is_grad_enabled():  # there is nothing to test
+                    return self.candidates[0].run(call, parameters, tangents)
+                if engine is None:
+                    engine = self.select(site, self._try_on_call(call, parameters))
+                    source.exact = engine.exact
+                return engine.run(call, parameters, tangents, site.layers)
+
+        with ExitStack() as stack:
+            stack.enter_context(forward_ad.dual_level())
+            stack.enter_context(intercepted(site.model, handle))
+            if site.layers is not None:
+                stack.enter_context(recorder)
+            yield source
+        if self.chosen(site) is None:
+            self.select(site, self.candidates[0])
+
+    def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> CallEngine:
+        """Return the first candidate that is right for a call, in an open dual level."""
+        if is_sharded(call.inner):
+            return self._for_shards()
+        context, own = ForwardContext(call.inner), call._replace(forward=call.run, wrapper=None)
+        allowed: Sequence[CallEngine] = self.candidates
+        if has_compiled(call.model):
+            allowed = [engine for engine in allowed if engine.runs_compiled] or allowed
+
+        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
+            with forward_ad.dual_level():  # closed before anything is pulled back
+                return pairs_of(engine.run(detached_copy(own), parameters, v))
+
+        try:
+            with outside_dual_level():
+                return _first_correct(
+                    allowed, parameters, context, trial, type(call.inner).__name__
+                )
+        except DisagreementError as error:
+            calls = [RecordedCall(call.args, call.kwargs, context)]
+            with outside_dual_level():
+                raise with_module_name(error, call.model, calls, parameters) from None
+        except CannotRunError:
+            with context.restored():
+                again = detached_copy(call)
+                again.run(*again.args, **again.kwargs)  # raises the user's own error, if it is one
+            raise
+
+    def _try_on_closure(self, site: Site, parameters: Tensors) -> CallEngine:
+        """Return the first candidate that is right for a closure."""
+        closure, alone = site.closure, site._replace(layers=None)
+        assert closure is not None
+
+        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
+            with engine.enter(alone, parameters, v) as source:
+                return [source.tangent(z) for z in outputs_received(closure)]
+
+        context = ForwardContext(None if site.model is None else unwrap(site.model))
+        return _first_correct(self.candidates, parameters, context, trial, "the loss")
+
+    def _for_shards(self) -> CallEngine:
+        for engine in self.candidates:
+            if engine.runs_sharded:
+                return engine
+        raise CannotRunError(
+            f'engine={self.name!r} cannot run sharded parameters: use "two-pass" or "auto"'
+        )
+
+
+def _first_correct(
+    engines: Sequence[CallEngine],
+    parameters: Tensors,
+    context: ForwardContext,
+    trial: Trial,
+    what: str,
+) -> CallEngine:
+    """Return the first engine that runs and passes the adjoint test.
+
+    Args:
+        engines: best first.
+        parameters: trainable parameters.
+        context: under which each is tried.
+        trial: runs an engine.
+        what: the name of what is run, for the log.
+
+    Raises:
+        CannotRunError: none can run; the message has each one's reason.
+        DisagreementError: one can, but its tangents are not those of the gradients' function.
+    """
+    v = random_like(parameters)
+    reasons = []
+    for engine in engines:
+        try:
+            with context.restored(), torch.enable_grad():
+                check_outputs(trial(engine, v), parameters, v, exact=engine.exact)
+        except (DisagreementError, CannotRunError):
+            raise
+        except Exception as error:
+            reasons.append((engine, error))
+            logger.info("engine %r cannot run %s: %s", engine.name, what, _first_line(error))
+            continue
+        level = logging.INFO if engine.exact else logging.WARNING
+        logger.log(level, "engine %r computes the tangents of %s", engine.name, what)
+        return engine
+    said = "; ".join(f"{engine.name}: {_first_line(error)}" for engine, error in reasons)
+    advice = 'Leave the choice to engine="auto", or ask for "two-pass" or "double-backward".'
+    if any(isinstance(engine, DoubleBackward) for engine in engines):
+        advice = (
+            "Give operations of your own a backward that can itself be differentiated, and "
+            "checkpoint with use_reentrant=False."
+        )
+    raise CannotRunError(
+        f"no engine that was allowed can compute the tangents of {what} ({said}). {advice}"
+    ) from reasons[0][1]
+
+
+def _operation_without_formula(error: NotImplementedError) -> str | None:
+    """Return the operation that PyTorch's forward-AD error complains of, if it is such an error."""
+    if isinstance(error, DerivativeInsideError):
+        return "a derivative taken between the model and the likelihood"
+    found = re.search(r"forward AD with (\S+)", str(error))
+    if found:
+        return found[1]
+    return "a custom autograd.Function without `jvp`" if "jvp" in str(error) else None
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]
