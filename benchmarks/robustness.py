@@ -196,9 +196,10 @@ def totals(selected: list[Row], rows: Rows) -> list[str]:
         best = better(rows, row["task"], row["seed"])
         if best is not None and best > 0:
             ratios.append(final(row) / best)
-    median = f"{statistics.median(ratios):.2f}" if ratios else "–"
     shares = [f"{count} ({100 * count / n:.0f}%)" for count in counts]
-    return [str(n), *shares, median]
+    if not ratios:  # without rivals
+        return [str(n), *shares[:2], "–", "–", "–"]
+    return [str(n), *shares, f"{statistics.median(ratios):.2f}"]
 
 
 def show(console: Console, tasks: list[Task], name: str, rows: Rows) -> None:
@@ -310,7 +311,7 @@ def main() -> None:
     ]
     own = f"tango {options.preconditioner}" if options.preconditioner else "tango"
     names = [own, *(RIVALS if options.rivals else ())]
-    console = Console(width=max(Console().width, 150))
+    console = Console(width=max(Console().width, 190))
     keys = [(task.name, seed, name) for task in tasks for seed in seeds for name in names]
     found = compute(options.mode, keys, options.jobs, console)
 
