@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from tangograd.vectors import dot
-
 if TYPE_CHECKING:
     from tangograd.session import Term, TrainingPass
 
@@ -64,11 +62,12 @@ def check_adjoint(
     coarse = any(x.dtype.itemsize < 8 for x in (*u, *gradient))
     precision = max((torch.finfo(x.dtype) for x in u), key=lambda kind: kind.eps)
     u, t, gradient, v = ([x.detach().double() for x in vector] for vector in (u, t, gradient, v))
-    forward, backward = dot(u, t), dot(gradient, v)
     if random:
         size = _spread(u, t) + _spread(v, gradient)
     else:
-        size = math.sqrt(dot(u, u) * dot(t, t)) + math.sqrt(dot(gradient, gradient) * dot(v, v))
+        size = (_dot(u, u) * _dot(t, t)).sqrt() + (_dot(gradient, gradient) * _dot(v, v)).sqrt()
+    numbers = torch.stack([x.cpu() for x in (_dot(u, t), _dot(gradient, v), size)])
+    forward, backward, size = numbers.tolist()
     underflows = size < precision.smallest_normal**0.5
     allowed = ROUNDING * precision.eps if exact else max(math.sqrt(precision.eps) * 1e2, 1e-6)
     if coarse:
@@ -106,9 +105,15 @@ def graph(outputs: Sequence[Tensor]) -> Iterator[torch.autograd.graph.Node]:
             waiting += [other for other, _ in node.next_functions]
 
 
-def _spread(numbers: Sequence[Tensor], others: Sequence[Tensor]) -> float:
+def _spread(numbers: Sequence[Tensor], others: Sequence[Tensor]) -> Tensor:
     """Return the standard deviation of ``⟨numbers, others⟩`` for independent numbers."""
-    pairs = zip(numbers, others, strict=True)
-    return math.sqrt(
-        sum(float(x.square().mean() * y.square().sum()) for x, y in pairs if y.numel())
-    )
+    pairs = [(x, y) for x, y in zip(numbers, others, strict=True) if y.numel()]
+    return _sum([x.square().mean() * y.square().sum() for x, y in pairs]).sqrt()
+
+
+def _dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> Tensor:
+    return _sum([(x * y).sum() for x, y in zip(a, b, strict=True)])
+
+
+def _sum(numbers: Sequence[Tensor]) -> Tensor:
+    return torch.stack(list(numbers)).sum() if numbers else torch.zeros((), dtype=torch.float64)

@@ -298,8 +298,6 @@ class TANGO(Optimizer):
             self._training_pass(site) as pass_,
         ):
             yield
-        if self._overflowed(pass_):
-            return
         if not pass_.terms:
             raise RuntimeError(
                 "no tangograd likelihood was evaluated inside the `tangents` block, so the "
@@ -318,13 +316,6 @@ class TANGO(Optimizer):
                 raise
             raise with_module_name(error, site.model, recording.calls, pass_.parameters) from None
         self._pending.add(block)
-
-    def _overflowed(self, pass_: TrainingPass) -> bool:
-        """Return whether the block is for a step that the scaler will skip."""
-        peers = self._pending.peers
-        if pass_.may_overflow and peers.sharded:  # where they pull back together
-            return any(peers.mean([float(pass_.overflowed)]))
-        return pass_.overflowed
 
     def _check_model(self, model: nn.Module | None) -> None:
         if model is None:
@@ -395,6 +386,8 @@ class TANGO(Optimizer):
         groups = [group_in_step(options, self.state) for options in self.param_groups]
         C_brackets = [group.C.apply(group.bracket) for group in groups]
         signals = read_signals(blocks, groups, C_brackets, peers)
+        if signals.invalid:
+            raise next((block.error() for block in blocks if bool(block.invalid)), _elsewhere())
         check_factor(signals.factor_min)
         if not signals.finite:
             check_finite(list(self._named_gradients()), "check the batch, or lower gamma or lr")
@@ -619,6 +612,10 @@ class TANGO(Optimizer):
         self._unstable = deque(maxlen=10)
         self._warned_no_replay = False
         self._warned_unstable = False
+
+
+def _elsewhere() -> Exception:
+    return FloatingPointError("the batch of another process is invalid: see its error")
 
 
 def _versions(tensors: Sequence[Tensor]) -> list[tuple[int, int]]:

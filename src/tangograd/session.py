@@ -34,18 +34,6 @@ if TYPE_CHECKING:
     from tangograd.likelihoods import Likelihood
 
 
-class NonFiniteLossError(FloatingPointError):
-    """The loss of a batch is infinite or NaN.
-
-    Attributes:
-        loss: the value.
-    """
-
-    def __init__(self, message: str, loss: Tensor) -> None:
-        super().__init__(message)
-        self.loss = loss
-
-
 class CannotReplayError(RuntimeError):
     """A batch could not be run again with the same outcome."""
 
@@ -81,16 +69,17 @@ class Term:
             number of samples without weights).
         rank_one: F̂ is one outer product for the whole batch.
         closed_form: F̂ averages over ỹ, so a sample has many independent pseudo-gradients.
-        draw: ``(position, copy) -> (cotangent, weight)`` of a pseudo-gradient, for a position in
-            [0, 1) along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
-        probe: draws the cotangent of a random vector h over the whole batch, ``E h hᵀ = F̂``.
+        draw: ``position -> (cotangent, weight)`` of a pseudo-gradient, for a position in [0, 1)
+            along the batch; ``E g̃g̃ᵀ`` over draws is the mean of F̂.
         again: ``t -> `` the product for another tangent, with the same pseudo-samples.
         midpoint_product: ``(t, prior) -> `` the cotangent ``w^F_i H⁺_i t_i``, with the midpoint
             Fisher information H⁺ (:meth:`tangograd.likelihoods.Likelihood.midpoint_product`).
         midpoint_sample: ``prior -> `` the cotangent ``√w^F_i b_i`` of a random vector h over the
             batch, ``E h hᵀ = Σ w^F_i J_iᵀ H⁺_i J_i``.
         rows: ``(*samples, *event) -> (B, *event)``; rows that do not count repeat one that does.
-        loss: the value of the loss.
+        loss: the value of the loss, a 0-d tensor.
+        invalid: whether targets are outside the domain or the loss is not finite, a 0-d tensor.
+        error: returns the error of an invalid term; it reads from the device.
         after_step: called with the observations of a step, once it has been taken.
         observation: what the likelihood wants to remember of this batch.
         share: filled by the backward pass.
@@ -105,13 +94,14 @@ class Term:
     total_weight: Tensor
     rank_one: bool
     closed_form: bool
-    draw: Callable[[float, int], tuple[Tensor, Tensor]]
-    probe: Callable[[], Tensor]
+    draw: Callable[[float], tuple[Tensor, Tensor]]
     again: Callable[[Tensor], Tensor]
     midpoint_product: Callable[[Tensor, float], Tensor]
     midpoint_sample: Callable[[float], Tensor]
     rows: Callable[[Tensor], Tensor]
     loss: Tensor
+    invalid: Tensor
+    error: Callable[[], Exception]
     after_step: Callable[[list[Any]], None]
     observation: Any
     share: Share = field(default_factory=Share)
@@ -174,7 +164,6 @@ class TrainingPass(Pass):
     Attributes:
         terms: one for each likelihood call.
         outputs: the outputs that each term's likelihood received, without their graph.
-        overflowed: whether a loss was not finite.
     """
 
     def __init__(
@@ -192,7 +181,6 @@ class TrainingPass(Pass):
         self.may_overflow = may_overflow
         self.terms: list[Term] = []
         self.outputs: list[Tensor] = []
-        self.overflowed = False
 
     def contribute(self, likelihood: Likelihood, outputs: Tensor, *data: Any) -> Tensor:
         """Record a term, and return the loss whose backward sends the cotangent of the bracket."""
@@ -201,17 +189,11 @@ class TrainingPass(Pass):
             batch = likelihood.batch(z, *data)
             if t is None:
                 raise _no_tangent()
-            batch.raise_if_invalid()
-            try:
-                with torch.no_grad():
-                    term = likelihood.term(batch, batch.flatten(t) * self.scale)
-                    cotangent = term.gradient - term.product
-            except NonFiniteLossError as error:
-                if not self.may_overflow:
-                    raise
-                self.overflowed = True
-                cotangent = torch.full_like(batch.z, math.nan)  # for the scaler to find
-                return _loss(batch.z, error.loss, cotangent, Share(), self.status)
+            with torch.no_grad():
+                term = likelihood.term(batch, batch.flatten(t) * self.scale)
+                cotangent = term.gradient - term.product
+                if self.may_overflow:  # for the scaler to find
+                    cotangent = cotangent.where(term.loss.isfinite(), math.nan)
             self.terms.append(term)
             self.outputs.append(z.detach())
             return _loss(batch.z, term.loss, cotangent, term.share, self.status)

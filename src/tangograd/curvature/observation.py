@@ -46,6 +46,8 @@ class Observation:
         curvatures: ``ṽᵀ F̂_t ṽ`` with ``ṽ = (1-δt_{k-1}) v``.
         slopes: ``⟨g_t, ṽ⟩``.
         concentration: ``Σ w_i²`` of the first term, 1 over the number of samples that count.
+        invalid: whether a term is invalid.
+        errors: for each term, what returns its error, and whether it is invalid.
         callbacks: ``(callback, observation)`` of each likelihood.
         pulled: pseudo-gradients, on refresh steps.
         sample: the pseudo-gradient of one sample, for the rules that need it.
@@ -58,10 +60,16 @@ class Observation:
     curvatures: list[Tensor]
     slopes: list[Tensor]
     concentration: Tensor
+    invalid: Tensor
+    errors: list[tuple[Callable[[], Exception], Tensor]]
     callbacks: list[tuple[Callable[[list[Any]], None], Any]]
     pulled: list[Pulled]
     sample: SampleGradient | None
     recording: Recording | None
+
+    def error(self) -> Exception:
+        """Return the error of an invalid block; this reads from the device."""
+        return next(error() for error, bad in self.errors if bool(bad))
 
     @property
     def used(self) -> bool:
@@ -109,6 +117,8 @@ def observe(
         curvatures=[_dot(term.tangents, term.product) for term in terms],
         slopes=[_dot(term.tangents, term.gradient) for term in terms],
         concentration=torch.dot(terms[0].fisher_weights, terms[0].fisher_weights),
+        invalid=torch.stack([term.invalid for term in terms]).any(),
+        errors=[(term.error, term.invalid) for term in terms],
         callbacks=[(term.after_step, term.observation) for term in terms],
         pulled=collect(pass_, layers, request.needs, request.draws, check=request.check),
         sample=_sample_gradient(pass_, request) if request.sample else None,
@@ -122,7 +132,7 @@ def _sample_gradient(pass_: TrainingPass, request: Request) -> SampleGradient | 
         return None
     gradients, weight = [], torch.ones(())
     for term in terms:
-        cotangent, weight = term.draw(request.step * _GOLDEN % 1, 0)
+        cotangent, weight = term.draw(request.step * _GOLDEN % 1)
         gradient = here().pull_back([term.outputs], pass_.parameters, [cotangent])
         if request.check:
             check_term(pass_, term, cotangent, gradient)

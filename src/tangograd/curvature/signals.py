@@ -17,6 +17,7 @@ class Signals(NamedTuple):
     """What one step shows for free, averaged over processes; ``ṽ = (1-δt_{k-1}) v``.
 
     Attributes:
+        invalid: whether a likelihood had targets outside its domain, or a loss is not finite.
         loss: the step's loss.
         curvature: ``ṽᵀ F̂ ṽ``, the prior included.
         slope: ``⟨g, ṽ⟩``, the prior included.
@@ -32,6 +33,7 @@ class Signals(NamedTuple):
         bracket_of_gradients: the same from ``p.grad``: it differs if gradients were changed.
     """
 
+    invalid: bool
     loss: float
     curvature: float
     slope: float
@@ -65,6 +67,7 @@ def read_signals(
     """Reduce a step to numbers and read them, with one host synchronization."""
     factors = [block.factor for block in blocks]
     numbers = {
+        "invalid": torch.stack([block.invalid for block in blocks]).any(),
         "loss": torch.stack([block.weighted(block.losses) for block in blocks]).sum(),
         "curvature": torch.stack([block.weighted(block.curvatures) for block in blocks]).sum(),
         "slope": torch.stack([block.weighted(block.slopes) for block in blocks]).sum(),
@@ -94,6 +97,7 @@ def read_signals(
     squares = sum(prior * keep**2 * read[f"square {k}"] for k, prior, keep in priors)
     curvature = read["curvature"] + squares
     return Signals(
+        invalid=read["invalid"] > 0,
         loss=read["loss"],
         curvature=curvature,
         slope=curvature + brackets,

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from tangograd.distributed import here
 from tangograd.estimates import ESTIMATES, pseudo_scores, row_dot, rows
 from tangograd.likelihoods.batch import Batch, Encoded, Flatten, Weights, first_position
-from tangograd.session import NonFiniteLossError, Term, current
+from tangograd.likelihoods.terms import build_term
+from tangograd.session import Term, current
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -184,8 +185,6 @@ class Likelihood(nn.Module, ABC):
         if counting is not None and counting.shape == samples:
             counting = counting.reshape(-1)
             counts = counting if counts is None else counts & counting
-        if counts is not None and counts.device.type == "cpu" and bool(counts.all()):
-            counts = None  # saves a copy of the outputs; on a GPU the reading would cost more
         flatten = Flatten.of(samples, counts)
         z = flatten(outputs)
         shaped = z.detach().reshape(outputs.shape)
@@ -268,58 +267,8 @@ class Likelihood(nn.Module, ABC):
         Args:
             batch: with the graph of its outputs.
             t: the tangents of its outputs, of the same shape.
-
-        Raises:
-            NonFiniteLossError: the loss is infinite or NaN; no random numbers have been drawn.
         """
-        plain = batch._replace(z=batch.z.detach())
-        observation = self._observe(plain)
-        loss = self.mean_loss(plain)
-        _require_finite_loss(loss, plain.z)
-        z, y, w = batch.z.detach(), batch.y, batch.fisher_weights
-        estimate, m = ESTIMATES[self.fisher], batch.element_weights
-        family = self if m is None else _ElementWeighted(self, m.sqrt())
-        s = family.score(z, y)
-
-        @cache
-        def s_tilde(copy: int) -> Tensor:
-            del copy  # part of the cache's key: each copy has its own draws
-            return estimate.pseudo_scores(family, z, s)
-
-        def product(t: Tensor) -> Tensor:
-            return estimate.product(family, z, t, lambda: s_tilde(0), w)
-
-        def probe() -> Tensor:
-            # the signs make scores of data, too, independent and centred
-            scores = estimate.pseudo_scores(family, z, s)
-            return rows(w.sqrt() * self._signs(w), s) * scores
-
-        def midpoint_product(t: Tensor, prior: float = 0.0) -> Tensor:
-            return rows(w, z) * family.midpoint_product(z, y, t, prior=prior)
-
-        def midpoint_sample(prior: float = 0.0) -> Tensor:
-            return rows(w.sqrt(), z) * family.midpoint_sample(z, y, prior=prior)
-
-        return Term(
-            outputs=batch.z,
-            tangents=t,
-            gradient=rows(batch.weights, s) * (s if m is None else m.sqrt() * s),
-            product=product(t),
-            weights=batch.weights,
-            fisher_weights=w,
-            total_weight=batch.total_weight,
-            rank_one=estimate.rank_one,
-            closed_form=estimate.closed_form,
-            draw=lambda position, copy: estimate.factor(s_tilde(copy), w, position),
-            probe=probe,
-            again=product,
-            midpoint_product=midpoint_product,
-            midpoint_sample=midpoint_sample,
-            rows=batch.flatten,
-            loss=loss,
-            after_step=self._after_step,
-            observation=observation,
-        )
+        return build_term(self, batch, t)
 
     def _observe(self, batch: Batch) -> Any:
         """Return what to remember of a batch of training data."""
@@ -379,43 +328,3 @@ NOTHING_COUNTS = (
     "no sample counts: the batch is empty, or every target is ignored or has weight 0, so the mean "
     "loss is undefined. Skip such batches."
 )
-
-
-class _ElementWeighted:
-    """A family with weights m of the elements: scores ``√m s``, products ``√m H √m t``."""
-
-    def __init__(self, family: Likelihood, root: Tensor) -> None:
-        self.family = family
-        self.root = root
-
-    def score(self, z: Tensor, y: Tensor) -> Tensor:
-        return self.root * self.family.score(z, y)
-
-    def sample(self, z: Tensor) -> Tensor:
-        return self.family.sample(z)
-
-    def fisher_product(self, z: Tensor, t: Tensor) -> Tensor:
-        return self.root * self.family.fisher_product(z, self.root * t)
-
-    def midpoint_product(self, z: Tensor, y: Tensor, t: Tensor, *, prior: float) -> Tensor:
-        return self.root * self.family.midpoint_product(z, y, self.root * t, prior=prior)
-
-    def midpoint_sample(self, z: Tensor, y: Tensor, *, prior: float) -> Tensor:
-        return self.root * self.family.midpoint_sample(z, y, prior=prior)
-
-
-def _require_finite_loss(loss: Tensor, z: Tensor) -> None:
-    """Raise a FloatingPointError that says why the loss is not finite."""
-    if math.isfinite(float(loss)):
-        return
-    bad = (~z.isfinite()).nonzero()
-    reason = (
-        f"the outputs are not finite, first at row {int(bad[0][0])}"
-        if len(bad)
-        else "the outputs are finite but too large for the log-loss"
-    )
-    raise NonFiniteLossError(
-        f"the loss is {loss.item()}: {reason}. The step is not taken and the state is untouched; "
-        "check the inputs, or lower gamma or lr.",
-        loss,
-    )

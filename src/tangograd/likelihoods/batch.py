@@ -56,27 +56,30 @@ class Flatten:
 
     Attributes:
         samples: the leading shape.
-        index: for each row, the sample that it shows, shape ``(B,)``: itself, or the first one that
-            counts for a sample that does not. ``None`` if all count.
+        counts: which samples count, shape ``(B,)``; ``None`` if all do.
+        first: the first sample that counts, which rows that do not count repeat; shape ``(1,)``.
     """
 
     samples: torch.Size
-    index: Tensor | None
+    counts: Tensor | None
+    first: Tensor | None
 
     @classmethod
     def of(cls, samples: torch.Size, counts: Tensor | None) -> Flatten:
         """Build the map from which samples count, shape ``(B,)``; ``None`` if all count."""
         if counts is None:
-            return cls(samples, None)
-        rows = torch.arange(len(counts), device=counts.device)
-        return cls(samples, rows.where(counts, counts.int().argmax()))
+            return cls(samples, None, None)
+        return cls(samples, counts, counts.int().argmax().reshape(1))
 
     def __call__(self, tensor: Tensor) -> Tensor:
         """Return the rows of a tensor, with its derivatives."""
         tensor = at_least_single(tensor)
         if len(self.samples) != 1:
             tensor = tensor.reshape(-1, *tensor.shape[len(self.samples) :])
-        return tensor if self.index is None else tensor.index_select(0, self.index)
+        if self.counts is None or self.first is None:
+            return tensor
+        counts = self.counts.reshape(-1, *[1] * (tensor.dim() - 1))
+        return tensor.where(counts, tensor.index_select(0, self.first))
 
 
 class Encoded(NamedTuple):

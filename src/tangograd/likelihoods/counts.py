@@ -32,7 +32,7 @@ class Poisson(Elementwise):
 
     def sample(self, outputs: Tensor) -> Tensor:
         """Draw a count for each element."""
-        return torch.poisson(outputs.exp(), generator=self._generator_on(outputs.device))
+        return torch.poisson(_finite(outputs.exp()), generator=self._generator_on(outputs.device))
 
     def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
         return z.exp() - y * z + torch.lgamma(y + 1)
@@ -78,7 +78,7 @@ class NegativeBinomial(Elementwise):
         generator = self._generator_on(outputs.device)
         shape = torch.full_like(outputs, 1 / self.dispersion)
         mixed = torch._standard_gamma(shape, generator=generator) * self.dispersion
-        return torch.poisson(outputs.exp() * mixed, generator=generator)
+        return torch.poisson(_finite(outputs.exp() * mixed), generator=generator)
 
     def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
         r, odds = 1 / self.dispersion, self._log_odds(z)
@@ -98,6 +98,11 @@ class NegativeBinomial(Elementwise):
 
     def _inside(self, y: Tensor) -> Tensor:
         return _is_count(y)
+
+
+def _finite(mean: Tensor) -> Tensor:
+    """Return means for sampling; a batch with other than finite means is refused by the step."""
+    return mean.nan_to_num(0.0, posinf=0.0)
 
 
 def _is_count(y: Tensor) -> Tensor:
