@@ -31,10 +31,13 @@ from tangograd.engines.rules.duals import (
 CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 LAYERS: frozenset[Callable[..., Any]] = CONVOLUTIONS | {functional.linear}
 
-#: Functions whose outputs' graph would save dual numbers; they return new tensors.
+#: Cheap functions that return new tensors: their graph, or a later one, would save dual numbers.
 BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
     {
+        *(torch.add, Tensor.add, Tensor.__add__, Tensor.__radd__),
+        *(torch.sub, Tensor.sub, Tensor.__sub__),
         *(torch.mul, Tensor.mul, Tensor.__mul__, Tensor.__rmul__),
+        *(torch.clone, Tensor.clone, Tensor.contiguous),
         *(torch.relu, Tensor.relu),
         *(torch.tanh, Tensor.tanh),
         *(torch.sigmoid, Tensor.sigmoid),

@@ -1,8 +1,8 @@
 """Functions that are run twice: as they are, and by PyTorch's forward formula without a graph.
 
 When PyTorch applies its formula to dual numbers, what the graph of the outputs saves is saved with
-tangents, which takes up to twice the memory of an ordinary pass. For cheap functions it costs
-less to run the function once more.
+tangents; and outputs that a later graph saves keep their tangents alive. This takes up to twice the
+memory of an ordinary pass. For cheap functions it costs less to run the function once more.
 """
 
 from __future__ import annotations
