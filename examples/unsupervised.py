@@ -17,7 +17,7 @@ def main(steps: int = 3000, report: int = 300) -> torch.Tensor:
     data = 10 + torch.randn(10_000, 1)
     theta = torch.zeros(2, requires_grad=True)  # (μ, ln σ)
     likelihood = MeanScaleGaussian()
-    optimizer = TANGO([theta], lr=2e-3, gamma=0.1)
+    optimizer = TANGO([theta], lr=2e-3, gamma=0.1, preconditioner=None)
     for step in range(1, steps + 1):
         y = data[torch.randint(len(data), (10,))]
         optimizer.zero_grad()

@@ -192,3 +192,32 @@ def dense_estimate(likelihood, z, y, parameters, w=None):
         h = w.sqrt() @ g
         return gradient, torch.outer(h, h)
     return gradient, g.T @ (w[:, None] * g)
+
+
+def midpoint_matrix(model, likelihood, x, y):
+    """Return the dense midpoint Fisher matrix ``Σ J_iᵀ H⁺_i J_i / B``, as γ and C use it."""
+    z, params = model(x), list(model.parameters())
+    events = likelihood.event_dimensions(z)
+    z, y = z.reshape(-1, *z.shape[z.dim() - events :]), y.reshape(-1, *y.shape[z.dim() - events :])
+    units = torch.eye(z[0].numel()).reshape(-1, *z.shape[1:])
+    matrix = 0.0
+    for i in range(len(z)):
+        J = torch.stack(
+            [
+                flatten(
+                    torch.autograd.grad(
+                        z[i],
+                        params,
+                        u,
+                        retain_graph=True,
+                        materialize_grads=True,
+                        allow_unused=True,
+                    )
+                )
+                for u in units
+            ]
+        )
+        z_i, y_i = z[i : i + 1].expand_as(units), y[i : i + 1].expand(len(units), *y.shape[1:])
+        H = likelihood.midpoint_product(z_i.detach(), y_i, units, prior=1 / (20 * len(z)))
+        matrix = matrix + J.T @ H.reshape(len(units), -1) @ J / len(z)
+    return matrix.detach()

@@ -30,11 +30,12 @@ from tangograd.checks import (
     version,
 )
 from tangograd.curvature import GammaRule
-from tangograd.curvature.observation import observe
+from tangograd.curvature.observation import Observation, observe
 from tangograd.curvature.planning import Plan, guard, plan, update_rules
 from tangograd.curvature.refresh import AT_ONCE, refresh, request
 from tangograd.curvature.signals import read_sample_norms, read_signals
 from tangograd.diagnostics import describe
+from tangograd.distributed import Peers
 from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
 from tangograd.engines.blame import check_not_reentrant, with_module_name
 from tangograd.engines.mode import LayerCall
@@ -437,18 +438,16 @@ class TANGO(Optimizer):
             self._velocity_versions[k] = _versions(group.v)
         self._quotient = signals.quotient
         self._warn_if_unstable(plans)
-        self._notify_likelihoods(blocks)
+        self._notify_likelihoods(blocks, peers)
         return loss
 
-    def _notify_likelihoods(self, blocks: Sequence[Any]) -> None:
-        observed: dict[Callable[[list[Any]], None], list[Any]] = {}
-        for callback, observation in (pair for block in blocks for pair in block.callbacks):
-            observed.setdefault(callback, []).append(observation)
-        for callback, observations in observed.items():
-            if any(observation is not None for observation in observations):
-                everyone = self._pending.peers.gather(observations)
-                observations = [observation for theirs in everyone for observation in theirs]
-            callback(observations)
+    def _notify_likelihoods(self, blocks: Sequence[Observation], peers: Peers) -> None:
+        """Let likelihoods that learn from the data know that the step has been taken."""
+        totals: dict[Callable[[Tensor], None], Tensor] = {}
+        for after_step, sums in (pair for block in blocks for pair in block.callbacks):
+            totals[after_step] = totals.get(after_step, 0) + sums
+        for after_step, total in totals.items():
+            after_step(peers.average(total))
 
     def _forget_changed_velocities(self) -> None:
         """Have ``vᵀC⁻¹v`` computed anew where v was changed by others since the last step."""

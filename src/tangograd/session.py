@@ -80,8 +80,8 @@ class Term:
         loss: the value of the loss, a 0-d tensor.
         invalid: whether targets are outside the domain or the loss is not finite, a 0-d tensor.
         error: returns the error of an invalid term; it reads from the device.
-        after_step: called with the observations of a step, once it has been taken.
-        observation: what the likelihood wants to remember of this batch.
+        after_step: called once a step has been taken, with the sum of its batches' ``sums``.
+        sums: from which the likelihood learns; ``None`` if it learns nothing.
         share: filled by the backward pass.
     """
 
@@ -102,8 +102,8 @@ class Term:
     loss: Tensor
     invalid: Tensor
     error: Callable[[], Exception]
-    after_step: Callable[[list[Any]], None]
-    observation: Any
+    after_step: Callable[[Tensor], None]
+    sums: Tensor | None
     share: Share = field(default_factory=Share)
 
     @property

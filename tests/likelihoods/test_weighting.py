@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from torch.autograd.functional import hessian
 
-from tangograd import TANGO, Bernoulli, Categorical, Gaussian, tangents
+from tangograd import TANGO, Bernoulli, Categorical, Gaussian
 from tangograd.reference import fisher_matrix, natural_gradient
+from tangograd.session import current
 from tangograd.vectors import flatten
 
 from ..cases import COMBINATIONS, dense_estimate, mlp, problem, sample_gradients, set_velocity
@@ -252,7 +253,7 @@ class TestFisherWeights:
         optimizer = TANGO([theta], gamma=0.1, preconditioner=None)
         with optimizer.tangents():
             Gaussian()(theta.expand(5), torch.ones(5), self.weights, self.fisher_weights)
-            (term,) = tangents.active().terms
+            (term,) = current.get().terms
         w = self.fisher_weights
         assert term.effective_samples.item() == pytest.approx((w.sum() ** 2 / (w @ w)).item())
         assert term.total_weight.item() == w.sum()
@@ -286,7 +287,7 @@ def test_the_midpoint_of_a_term_has_the_fisher_weights(monkeypatch, likelihood, 
     optimizer = TANGO([theta], gamma=0.1, preconditioner=None)
     with optimizer.tangents():
         likelihood(1 * theta, y, torch.tensor([1.0, 3.0]))
-        (term,) = tangents.active().terms
+        (term,) = current.get().terms
     batch = likelihood.batch(theta.detach(), y, torch.tensor([1.0, 3.0]))
     m = torch.ones(2, K) if batch.element_weights is None else batch.element_weights
     H = torch.stack(

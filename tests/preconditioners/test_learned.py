@@ -14,7 +14,7 @@ from tangograd.preconditioners.diagonal import FLOOR, LARGE
 from tangograd.session import TrainingPass, open_pass
 from tangograd.vectors import dot, flatten
 
-from ..cases import problem
+from ..cases import midpoint_matrix, problem
 
 
 def statistics(model, likelihood, x, y, needs, draws=1):
@@ -27,21 +27,6 @@ def statistics(model, likelihood, x, y, needs, draws=1):
     pulled = collect(block, layers, frozenset(needs), draws, check=False)
     loss.backward()
     return combine(pulled, params)
-
-
-def midpoint_matrix(model, likelihood, x, y):
-    """Return the dense midpoint Fisher matrix ``Σ J_iᵀ H⁺_i J_i / B``."""
-    z, params = model(x), list(model.parameters())
-    units = torch.eye(z[0].numel()).reshape(-1, *z.shape[1:])
-    matrix = 0.0
-    for i in range(len(x)):
-        J = torch.stack(
-            [flatten(torch.autograd.grad(z[i], params, u, retain_graph=True)) for u in units]
-        )
-        rows = [z[i : i + 1].expand_as(units), y[i : i + 1].expand(len(units), *y.shape[1:])]
-        H = likelihood.midpoint_product(rows[0].detach(), rows[1], units, prior=1 / (20 * len(x)))
-        matrix = matrix + J.T @ H.reshape(len(units), -1) @ J / len(x)
-    return matrix.detach()
 
 
 @pytest.mark.parametrize("name", ["categorical", "poisson", "mean-scale"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -48,7 +48,7 @@ class Observation:
         concentration: ``Σ w_i²`` of the first term, 1 over the number of samples that count.
         invalid: whether a term is invalid.
         errors: for each term, what returns its error, and whether it is invalid.
-        callbacks: ``(callback, observation)`` of each likelihood.
+        callbacks: ``(after_step, sums)`` of the likelihoods that learn.
         pulled: pseudo-gradients, on refresh steps.
         sample: the pseudo-gradient of one sample, for the rules that need it.
         recording: how to run the block again, on refresh steps.
@@ -62,7 +62,7 @@ class Observation:
     concentration: Tensor
     invalid: Tensor
     errors: list[tuple[Callable[[], Exception], Tensor]]
-    callbacks: list[tuple[Callable[[list[Any]], None], Any]]
+    callbacks: list[tuple[Callable[[Tensor], None], Tensor]]
     pulled: list[Pulled]
     sample: SampleGradient | None
     recording: Recording | None
@@ -119,7 +119,7 @@ def observe(
         concentration=torch.dot(terms[0].fisher_weights, terms[0].fisher_weights),
         invalid=torch.stack([term.invalid for term in terms]).any(),
         errors=[(term.error, term.invalid) for term in terms],
-        callbacks=[(term.after_step, term.observation) for term in terms],
+        callbacks=[(term.after_step, term.sums) for term in terms if term.sums is not None],
         pulled=collect(pass_, layers, request.needs, request.draws, check=request.check),
         sample=_sample_gradient(pass_, request) if request.sample else None,
         recording=recording if request.replay else None,

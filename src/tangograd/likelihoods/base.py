@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from functools import cache
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -270,12 +269,13 @@ class Likelihood(nn.Module, ABC):
         """
         return build_term(self, batch, t)
 
-    def _observe(self, batch: Batch) -> Any:
-        """Return what to remember of a batch of training data."""
+    def _observe(self, batch: Batch) -> Tensor | None:
+        """Return sums over a batch of training data, from which the likelihood learns."""
         del batch
+        return None
 
-    def _after_step(self, observations: list[Any]) -> None:
-        """Learn from the observations of a step, once the optimizer has taken it."""
+    def _after_step(self, sums: Tensor) -> None:
+        """Learn from the sums of a step's batches, once the optimizer has taken the step."""
 
     def event_dimensions(self, outputs: Tensor) -> int:
         """Return the number of trailing dimensions of one sample."""

@@ -216,7 +216,9 @@ class Bernoulli(Elementwise):
 
     def sample(self, outputs: Tensor) -> Tensor:
         """Draw 0 or 1 for each element."""
-        return torch.bernoulli(outputs.sigmoid().nan_to_num(0.5), generator=self._generator_on(outputs.device))
+        return torch.bernoulli(
+            outputs.sigmoid().nan_to_num(0.5), generator=self._generator_on(outputs.device)
+        )
 
     def _element_loss(self, z: Tensor, y: Tensor) -> Tensor:
         return softplus(z) - y * z

@@ -39,6 +39,7 @@ class Gaussian(Elementwise):
     domain = "finite numbers"
     variance: Tensor | float
     steps: Tensor
+    _known: Tensor
 
     def __init__(
         self, variance: float | Literal["tracked"] = 1.0, **options: Unpack[Options]
@@ -53,9 +54,10 @@ class Gaussian(Elementwise):
         if self.tracked:
             self.register_buffer("variance", torch.tensor(initial))
             self.register_buffer("steps", torch.tensor(0))
+            self.register_buffer("_known", torch.tensor(False), persistent=False)
         else:
             self.variance = initial
-        self._started = False
+        self._stepped = False  # whether this object has seen a step: the first batch sets σ²
 
     def score(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return ``(z - y)/σ²``."""
@@ -86,33 +88,31 @@ class Gaussian(Elementwise):
         return torch.full((), self.variance, dtype=like.dtype, device=like.device)
 
     def _observe(self, batch: Batch) -> Tensor | None:
-        """Return the mean squared error of the batch and its weight."""
+        """Return the sum of squared errors of the batch, and its weight."""
         if not self.tracked:
             return None
         squares = (batch.z - batch.y).square().reshape(len(batch.z), -1).mean(1)
         W = batch.total_weight
-        observation = torch.stack([torch.dot(batch.fisher_weights, squares).to(W), W])
-        if not self._started:
-            self._started = int(self.steps) > 0
-        if not self._started:
-            error, weight = observation.tolist()
-            total, weight = here().mean([error * weight, weight])
-            self._set_variance(total / weight)
-        return observation
+        sums = torch.stack([torch.dot(batch.fisher_weights, squares).to(W) * W, W])
+        if not self._stepped:
+            total, weight = here().average(sums)
+            self._set_variance(total / weight, (self.steps == 0) & ~self._known)
+        return sums
 
-    def _after_step(self, observations: list[Tensor | None]) -> None:
-        seen = [observation.tolist() for observation in observations if observation is not None]
-        if seen:
-            self.steps += 1
-            rate = max(1 / int(self.steps), 0.01)
-            error = sum(e * W for e, W in seen) / sum(W for _, W in seen)
-            self._set_variance((1 - rate) * float(self.variance) + rate * error)
+    def _after_step(self, sums: Tensor) -> None:
+        self._stepped = True
+        self.steps += 1
+        rate = self.steps.reciprocal().clamp(min=0.01)
+        error = sums[0] / sums[1]
+        self._set_variance(self.variance + rate * (error - self.variance), error.isfinite())
 
-    def _set_variance(self, value: float) -> None:
-        if math.isfinite(value):
-            assert isinstance(self.variance, Tensor)
-            self._started = True
-            self.variance.fill_(max(value, torch.finfo(self.variance.dtype).tiny))
+    def _set_variance(self, value: Tensor, condition: Tensor) -> None:
+        """Set the variance where the value is finite and the condition holds, on the device."""
+        assert isinstance(self.variance, Tensor)
+        condition = condition & value.isfinite()
+        value = value.to(self.variance).clamp(min=torch.finfo(self.variance.dtype).tiny)
+        self.variance.copy_(value.where(condition, self.variance))
+        self._known.logical_or_(condition)
 
 
 class Gamma(Elementwise):

@@ -26,6 +26,7 @@ def build_term(likelihood: Likelihood, batch: Batch, t: Tensor) -> Term:
         t: the tangents of its outputs, of the same shape.
     """
     plain = batch._replace(z=batch.z.detach())
+    sums = likelihood._observe(plain)  # first, because it may set parameters of the family
     losses = likelihood._sample_losses(plain)
     loss = torch.dot(batch.weights, losses)
     z, y, w = plain.z, batch.y, batch.fisher_weights
@@ -62,7 +63,7 @@ def build_term(likelihood: Likelihood, batch: Batch, t: Tensor) -> Term:
         invalid=batch.invalid | ~loss.isfinite(),
         error=_Error(batch, losses),
         after_step=likelihood._after_step,
-        observation=likelihood._observe(plain),
+        sums=sums,
     )
 
 
