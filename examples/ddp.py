@@ -17,8 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from tangograd import TANGO, Categorical
-from tangograd.distributed import batch_factor
 from tangograd.files import replacing
+from tangograd.parallel import batch_factor
 
 BATCH = 64  # samples a process
 

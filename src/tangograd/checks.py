@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from tangograd.curvature import GammaRule
+from tangograd.parallel import Communicator
+from tangograd.parallel.shards import all_finite
 from tangograd.preconditioners import Preconditioner
-from tangograd.shards import all_finite
 
 
 def check_options(group: Mapping[str, Any]) -> None:
@@ -46,19 +47,21 @@ def check_factor(smallest: float) -> None:
         )
 
 
-def check_sharded(rules: Iterable[GammaRule], Cs: Iterable[Preconditioner]) -> None:
-    """Check that γ and C can act on sharded parameters."""
+def check_supported(
+    communicator: Communicator, rules: Iterable[GammaRule], Cs: Iterable[Preconditioner]
+) -> None:
+    """Check that γ and C can act on the parameters as they are divided among processes."""
     for rule in rules:
         if rule.needs_pseudo_gradients:
-            raise NotImplementedError(
-                f"{type(rule).__name__} measures gradients of single samples, which there are none "
-                'of for parameters sharded by fully_shard: use gamma="auto" or a number'
+            communicator.require_whole_parameters(
+                f"{type(rule).__name__} (gradients of single samples)",
+                'use gamma="auto" or a number',
             )
     for C in Cs:
         if not C.elementwise:
-            raise NotImplementedError(
-                f"{type(C).__name__} multiplies whole tensors, and parameters sharded by "
-                'fully_shard are there in parts: use preconditioner="auto", "rmsprop" or None'
+            communicator.require_whole_parameters(
+                f"{type(C).__name__} (products with whole tensors)",
+                'use preconditioner="auto", "rmsprop" or None',
             )
 
 
@@ -101,7 +104,7 @@ def check_finite(named: Sequence[tuple[str, Tensor]], advice: str) -> None:
     It reads a number for each gradient: for steps that are known to have something wrong.
     """
     for name, grad in named:
-        if not all_finite([grad]):
+        if not all_finite(grad):
             raise FloatingPointError(
                 f"the gradient of parameter {name!r} is not finite. The step is not taken and the "
                 f"state is untouched; {advice}."

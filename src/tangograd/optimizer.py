@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 from torch.utils.checkpoint import CheckpointError
 
-from tangograd import checkpoint, curvature, distributed, preconditioners
+from tangograd import checkpoint, curvature, preconditioners
 from tangograd.adjoint import DisagreementError
 from tangograd.checks import (
     Version,
@@ -25,7 +25,7 @@ from tangograd.checks import (
     check_options,
     check_parameters,
     check_scale,
-    check_sharded,
+    check_supported,
     check_unchanged,
     version,
 )
@@ -35,17 +35,17 @@ from tangograd.curvature.planning import Plan, guard, plan, update_rules
 from tangograd.curvature.refresh import AT_ONCE, refresh, request
 from tangograd.curvature.signals import read_sample_norms, read_signals
 from tangograd.diagnostics import describe
-from tangograd.distributed import Peers
 from tangograd.engines import CannotRunError, NoFormulaError, Select, Site, resolve
 from tangograd.engines.blame import check_not_reentrant, with_module_name
 from tangograd.engines.mode import LayerCall
 from tangograd.forward_mode import exclusive
 from tangograd.likelihoods import Likelihood
+from tangograd.parallel import LOCAL, Communicator, communicator_for
+from tangograd.parallel.shards import local
 from tangograd.pending import PendingStep
 from tangograd.preconditioners import Preconditioner
 from tangograd.recording import ForwardContext, Recording, without_autocast
 from tangograd.session import CannotReplayError, TrainingPass, open_pass
-from tangograd.shards import local
 from tangograd.solve import Equation, relative_residual
 from tangograd.state import auto_rules, group_in_step, learning_rate, move_with_model, velocities
 
@@ -230,7 +230,7 @@ class TANGO(Optimizer):
             model: the module that is run inside, to check that the optimizer has all its trainable
                 parameters; omit it for raw parameters.
         """
-        with exclusive(), self._with_peers(model), self._block(Site(model)):
+        with exclusive(), self._communicating(model), self._block(Site(model)):
             yield
 
     def evaluate(self, model: nn.Module | None, closure: Callable[[], T]) -> T:
@@ -249,12 +249,11 @@ class TANGO(Optimizer):
             >>> optimizer.step()
         """
         site = Site(model, closure)
-        with exclusive(), self._with_peers(model):
-            if self._pending.peers.sharded:
-                raise NotImplementedError(
-                    "`evaluate` does not run models sharded by fully_shard: call the model and the "
-                    "likelihood in a `with optimizer.tangents(model):` block"
-                )
+        with exclusive(), self._communicating(model):
+            self._pending.communicator.require_whole_parameters(
+                "`evaluate`",
+                "call the model and the likelihood in a `with optimizer.tangents(model):` block",
+            )
             context = ForwardContext(model)
             try:
                 with self._block(site):
@@ -275,11 +274,11 @@ class TANGO(Optimizer):
             self._engine.verified = True
             return loss
 
-    def _with_peers(self, model: nn.Module | None) -> AbstractContextManager[None]:
-        """Open a block that knows the processes that train the model."""
+    def _communicating(self, model: nn.Module | None) -> AbstractContextManager[None]:
+        """Choose the communicator of the next block, and open the communicator's own block."""
         trained = self._parameters()
-        self._pending.peers = distributed.peers(model, trained)
-        return distributed.among(self._pending.peers, trained)
+        self._pending.communicator = communicator_for(model, trained)
+        return self._pending.communicator.block(trained)
 
     @contextmanager
     def _block(self, site: Site) -> Iterator[None]:
@@ -296,7 +295,7 @@ class TANGO(Optimizer):
         recording = Recording(self._engine, site)
         with (
             recording.record() if wanted.record else nullcontext(),
-            self._training_pass(site) as pass_,
+            self._training_pass(site, self._pending.communicator) as pass_,
         ):
             yield
         if not pass_.terms:
@@ -330,11 +329,13 @@ class TANGO(Optimizer):
                     "requires_grad_(False)."
                 )
             self._names[id(p)] = name
-        if self._pending.peers.sharded:
-            check_sharded(self._rules(), [group["preconditioner"] for group in self.param_groups])
+        Cs = [group["preconditioner"] for group in self.param_groups]
+        check_supported(self._pending.communicator, self._rules(), Cs)
 
     @contextmanager
-    def _training_pass(self, site: Site) -> Iterator[TrainingPass]:
+    def _training_pass(
+        self, site: Site, communicator: Communicator = LOCAL
+    ) -> Iterator[TrainingPass]:
         """Open a pass with tangents ``(1-δt_{k-1}) v``.
 
         The largest factor is left to the outputs, so that groups which have it need no copy of v.
@@ -349,7 +350,9 @@ class TANGO(Optimizer):
                     parameters.append(p)
                     tangents.append(v if own == scale else v * (own / scale))
         may_overflow = self.scaler is not None and self.scaler.is_enabled()
-        pass_ = TrainingPass(parameters, tangents, scale, may_overflow=may_overflow)
+        pass_ = TrainingPass(
+            parameters, tangents, scale, may_overflow=may_overflow, communicator=communicator
+        )
         with open_pass(self._engine, site, pass_, parameters, tangents):
             yield pass_
 
@@ -375,7 +378,7 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks, peers, rules = self._pending.take(), self._pending.peers, self._rules()
+        blocks, peers, rules = self._pending.take(), self._pending.communicator, self._rules()
         check_unchanged(self._versions, self._names)
         for options in self.param_groups:
             check_options(options)
@@ -441,7 +444,7 @@ class TANGO(Optimizer):
         self._notify_likelihoods(blocks, peers)
         return loss
 
-    def _notify_likelihoods(self, blocks: Sequence[Observation], peers: Peers) -> None:
+    def _notify_likelihoods(self, blocks: Sequence[Observation], peers: Communicator) -> None:
         """Let likelihoods that learn from the data know that the step has been taken."""
         totals: dict[Callable[[Tensor], None], Tensor] = {}
         for after_step, sums in (pair for block in blocks for pair in block.callbacks):
@@ -556,14 +559,12 @@ class TANGO(Optimizer):
             )
             for group, rule in zip(self.param_groups, rules, strict=True)
         ]
-        peers = distributed.peers(model if isinstance(model, nn.Module) else None)
-        if peers.sharded:
-            raise NotImplementedError(
-                "residual() does not run models sharded by fully_shard: load a checkpoint of the "
-                "run into a whole model in one process"
-            )
         site = Site(model if isinstance(model, nn.Module) else None)
-        with peers.inside():
+        communicator = communicator_for(site.model)
+        communicator.require_whole_parameters(
+            "residual()", "load a checkpoint of the run into a whole model in one process"
+        )
+        with communicator.unwrapped():
             return relative_residual(
                 equations, lambda: self._training_pass(site), model, likelihood, batches
             )

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from tangograd.curvature.observation import Observation
-from tangograd.distributed import ALONE, Peers
+from tangograd.parallel import LOCAL, Communicator
 
 _all: weakref.WeakSet[PendingStep] = weakref.WeakSet()
 
@@ -23,12 +23,12 @@ class PendingStep:
 
     Attributes:
         blocks: the `tangents` blocks.
-        peers: the processes that train the model of the last one.
+        communicator: the processes that train the model of the last one.
         parameters: identities of those trained.
     """
 
     blocks: list[Observation] = field(default_factory=list)
-    peers: Peers = ALONE
+    communicator: Communicator = LOCAL
     parameters: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:

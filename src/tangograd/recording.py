@@ -20,6 +20,7 @@ from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 from torch.utils import _pytree as pytree
 
 from tangograd.forward_mode import exclusive, without_cached_weights
+from tangograd.parallel import LOCAL, Communicator
 from tangograd.session import CannotReplayError, Match, ReplayPass, TrainingPass, open_pass
 
 if TYPE_CHECKING:
@@ -96,6 +97,7 @@ class Recording:
         self.engine = engine
         self.site = site._replace(layers=None)
         self._expected: list[Any] = []
+        self._communicator: Communicator = LOCAL
         self.calls: list[RecordedCall] = []
         self._chained = False
 
@@ -116,6 +118,7 @@ class Recording:
     def expect(self, pass_: TrainingPass) -> None:
         """Set the terms and outputs that a replay must reproduce."""
         self._expected = list(zip(pass_.terms, pass_.outputs, strict=True))
+        self._communicator = pass_.communicator
 
     def run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
@@ -162,7 +165,7 @@ class Recording:
     def _run(
         self, parameters: Sequence[Tensor], tangents: Sequence[Tensor], *, graph: bool
     ) -> list[Match]:
-        replay = ReplayPass(self._expected)
+        replay = ReplayPass(self._expected, self._communicator)
         closure = self.site.closure
         context = nullcontext() if closure is None else self.calls[0].context.restored()
         try:

@@ -28,6 +28,7 @@ import torch
 from torch import Tensor
 
 from tangograd.forward_mode import exclusive, load_formulas, plain_torch, without_cached_weights
+from tangograd.parallel import LOCAL, Communicator
 
 if TYPE_CHECKING:
     from tangograd.engines.base import Engine, Site, TangentSource
@@ -124,6 +125,9 @@ class Term:
 class Pass(ABC):
     """A forward pass with tangents; likelihoods contribute to it while it is open.
 
+    Args:
+        communicator: the processes that train the model.
+
     Attributes:
         source: tells the tangents of outputs; set when the pass is opened.
         status: tells the backward passes of its losses whether the pass is still open.
@@ -131,7 +135,8 @@ class Pass(ABC):
 
     source: TangentSource
 
-    def __init__(self) -> None:
+    def __init__(self, communicator: Communicator = LOCAL) -> None:
+        self.communicator = communicator
         self.status = PassStatus()
 
     @abstractmethod
@@ -160,6 +165,7 @@ class TrainingPass(Pass):
         tangents: their tangents, up to ``scale``.
         scale: a common factor, applied to the outputs' tangents.
         may_overflow: whether a GradScaler skips the step if a loss is not finite.
+        communicator: the processes that train the model.
 
     Attributes:
         terms: one for each likelihood call.
@@ -173,8 +179,9 @@ class TrainingPass(Pass):
         scale: float = 1.0,
         *,
         may_overflow: bool = False,
+        communicator: Communicator = LOCAL,
     ) -> None:
-        super().__init__()
+        super().__init__(communicator)
         self.parameters = parameters
         self.tangents = tangents
         self.scale = scale
@@ -212,13 +219,16 @@ class ReplayPass(Pass):
 
     Args:
         expected: the terms of the first pass, each with the outputs that its likelihood received.
+        communicator: that of the first pass.
 
     Attributes:
         matches: the terms met so far, in order.
     """
 
-    def __init__(self, expected: Sequence[tuple[Term, Tensor]]) -> None:
-        super().__init__()
+    def __init__(
+        self, expected: Sequence[tuple[Term, Tensor]], communicator: Communicator = LOCAL
+    ) -> None:
+        super().__init__(communicator)
         self.expected = expected
         self.matches: list[Match] = []
 
@@ -252,12 +262,15 @@ class ReplayPass(Pass):
 class TrialPass(Pass):
     """A pass that collects the outputs that likelihoods receive, and nothing else.
 
+    Args:
+        communicator: that of the pass in which it is run.
+
     Attributes:
         outputs: with their graph and, if they carry one, their tangent.
     """
 
-    def __init__(self) -> None:
-        super().__init__()
+    def __init__(self, communicator: Communicator = LOCAL) -> None:
+        super().__init__(communicator)
         self.outputs: list[Tensor] = []
 
     def contribute(self, likelihood: Likelihood, outputs: Tensor, *data: Any) -> Tensor:
@@ -270,6 +283,12 @@ class TrialPass(Pass):
 
 #: The pass that is open in this thread or task; ``None`` outside of passes.
 current: ContextVar[Pass | None] = ContextVar("tangograd_pass", default=None)
+
+
+def communicator() -> Communicator:
+    """Return the communicator of the open pass, or that of one process outside of passes."""
+    pass_ = current.get()
+    return LOCAL if pass_ is None else pass_.communicator
 
 
 @contextmanager
@@ -311,8 +330,8 @@ def open_pass(
         load_formulas()
         with (
             without_cached_weights(),
-            engine.enter(site, parameters, tangents) as source,
             activated(pass_),
+            engine.enter(site, parameters, tangents) as source,
         ):
             pass_.source = source
             yield

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from tangograd.shards import local, over_shards
+from tangograd.parallel.shards import local, sum_over_shards
 
 
 def flatten(tensors: Sequence[Tensor]) -> Tensor:
@@ -36,7 +36,7 @@ def dot(a: Sequence[Tensor], b: Sequence[Tensor]) -> float:
     12.0
     """
     pairs = [(local(x).reshape(-1), local(y).reshape(-1)) for x, y in zip(a, b, strict=True)]
-    return over_shards([float(torch.dot(x, y)) for x, y in pairs], a)
+    return sum(map(float, sum_over_shards([torch.dot(x, y) for x, y in pairs], a)))
 
 
 def moved(tensor: Tensor, like: Tensor) -> Tensor:

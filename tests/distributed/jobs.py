@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.curvature import Auto
 from tangograd.curvature.pseudo_gradients import probe
-from tangograd.distributed import batch_factor, peers
 from tangograd.engines.compiled import Compiled
+from tangograd.parallel import batch_factor, communicator_for
 
 INPUTS, CLASSES = 4, 3
 
@@ -386,11 +386,11 @@ def squared_probe(draws=200, wrapped=True):
     for _ in range(draws):
         with optimizer.tangents(model):
             likelihood(model(x[rows]), y[rows])
-        pulled = optimizer._open.blocks[-1].pulled
-        pulled[0].share.factor = 1.0
-        h = probe(pulled, list(model.parameters()), peers(model))
+        pulled = optimizer._pending.blocks[-1].pulled
+        pulled[0].share.add(torch.ones(()))
+        h = probe(pulled, list(model.parameters()), communicator_for(model))
         total += float(sum(piece.square().sum() for piece in h)) / draws
-        optimizer._open.blocks.clear()
+        optimizer._pending.blocks.clear()
     return total
 
 

@@ -12,10 +12,9 @@ from torch import Tensor
 from tangograd.adjoint import check_term
 from tangograd.curvature.pseudo_gradients import Pulled, collect
 from tangograd.curvature.refresh import Request
-from tangograd.distributed import here
 from tangograd.engines.mode import LayerCall
 from tangograd.recording import Recording
-from tangograd.session import Share, TrainingPass
+from tangograd.session import Share, TrainingPass, activated
 
 _GOLDEN = (5**0.5 - 1) / 2  # its multiples fill the unit interval evenly
 
@@ -110,6 +109,9 @@ def observe(
         recording: how to run the block again.
     """
     terms = pass_.terms
+    with activated(pass_):  # likelihoods draw pseudo-samples of their process
+        pulled = collect(pass_, layers, request.needs, request.draws, check=request.check)
+        sample = _sample_gradient(pass_, request) if request.sample else None
     return Observation(
         parameters=pass_.parameters,
         factors=[term.share for term in terms],
@@ -120,8 +122,8 @@ def observe(
         invalid=torch.stack([term.invalid for term in terms]).any(),
         errors=[(term.error, term.invalid) for term in terms],
         callbacks=[(term.after_step, term.sums) for term in terms if term.sums is not None],
-        pulled=collect(pass_, layers, request.needs, request.draws, check=request.check),
-        sample=_sample_gradient(pass_, request) if request.sample else None,
+        pulled=pulled,
+        sample=sample,
         recording=recording if request.replay else None,
     )
 
@@ -133,7 +135,7 @@ def _sample_gradient(pass_: TrainingPass, request: Request) -> SampleGradient | 
     gradients, weight = [], torch.ones(())
     for term in terms:
         cotangent, weight = term.draw(request.step * _GOLDEN % 1)
-        gradient = here().pull_back([term.outputs], pass_.parameters, [cotangent])
+        gradient = pass_.communicator.pull_back([term.outputs], pass_.parameters, [cotangent])
         if request.check:
             check_term(pass_, term, cotangent, gradient)
         gradients.append(gradient)

@@ -8,7 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from tangograd.distributed import Peers
+from tangograd.parallel import Communicator
 from tangograd.session import CannotReplayError
 from tangograd.state import Group
 
@@ -39,7 +39,7 @@ class BatchFisher:
     """
 
     def __init__(
-        self, sources: Sequence[FisherSource], groups: Sequence[Group], peers: Peers
+        self, sources: Sequence[FisherSource], groups: Sequence[Group], peers: Communicator
     ) -> None:
         self.sources = sources
         self.peers = peers
@@ -61,7 +61,7 @@ class BatchFisher:
         quadratic = self._prior(x)
         product = [torch.zeros_like(p) for p in self.parameters] if with_product else []
         try:
-            with self.peers.inside():
+            with self.peers.unwrapped():
                 for source in self.sources:
                     terms = source.products(self.parameters, x, graph=with_product)
                     for _, t, Ht in terms:

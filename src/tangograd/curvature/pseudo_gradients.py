@@ -23,10 +23,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.adjoint import check_term
 from tangograd.curvature.statistics import Factors, Statistics
-from tangograd.distributed import ALONE, Peers, here
 from tangograd.engines.mode import LayerCall
+from tangograd.parallel import LOCAL, Communicator
 from tangograd.session import Share, TrainingPass
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
@@ -78,9 +77,7 @@ def collect(
         return []
     calls = [call for call in layers if _has_factors(call)]
     parameters, n = list(pass_.parameters), len(pass_.parameters)
-    peers = here()
-    # the mean of several processes' h is √size too short to have their mean F̂
-    spread = peers.size**0.5 if peers.sharded else 1.0
+    communicator = pass_.communicator
     pulled = []
     for term in pass_.terms:
         if not term.outputs.requires_grad:
@@ -90,10 +87,10 @@ def collect(
         moments = _input_moments(calls) if "layers" in needs else {}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
-            cotangent = term.midpoint_sample(term.prior) * spread
-            h = peers.pull_back([term.outputs], targets, [cotangent])
-            if check and draw == 0 and not peers.sharded:
-                check_term(pass_, term, cotangent, h[:n])
+            cotangent = term.midpoint_sample(term.prior)
+            h = communicator.probe(term.outputs, targets, cotangent)
+            if check and draw == 0:
+                communicator.check_term(pass_, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
                 layer = moments[id(call.weight)]
                 delta = _rows_of_outputs(call, from_above).to(call.weight.dtype)
@@ -107,7 +104,7 @@ def collect(
                 for total, x in zip(squares, h[:n], strict=True):
                     total.addcmul_(x, x, value=1 / draws)
         gradient = (
-            peers.pull_back([term.outputs], parameters, [term.gradient])
+            communicator.pull_back([term.outputs], parameters, [term.gradient])
             if "gradient" in needs
             else []
         )
@@ -115,7 +112,9 @@ def collect(
     return pulled
 
 
-def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = ALONE) -> Statistics:
+def combine(
+    pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Communicator = LOCAL
+) -> Statistics:
     """The statistics of one group of parameters, from all terms that went into a step."""
     used = [piece for piece in pulled if piece.share.used]
     diagonal = _total(
@@ -133,19 +132,15 @@ def combine(pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Peers = AL
 
 
 def probe(
-    pulled: Sequence[Pulled], parameters: Sequence[Tensor], peers: Peers = ALONE
+    pulled: Sequence[Pulled], parameters: Sequence[Tensor], peers: Communicator = LOCAL
 ) -> list[Tensor]:
-    """``h`` of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none.
-
-    The processes' own are independent and centred, so that ``Σ h / √size`` has the mean of their F̂.
-    """
+    """Return h of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none."""
     used = [piece for piece in pulled if piece.share.used]
-    h = peers.mean_of_tensors(
+    return peers.mean_of_probes(
         _total(
             [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
         )
     )
-    return h if peers.size == 1 or peers.sharded else [x * peers.size**0.5 for x in h]
 
 
 def _total(
@@ -193,7 +188,7 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
     return factors
 
 
-def _agreed(layers: list[Factors], total: Tensor, peers: Peers) -> list[Factors]:
+def _agreed(layers: list[Factors], total: Tensor, peers: Communicator) -> list[Factors]:
     """Return the factors over all processes; a layer that one did not use counts as 0 there."""
     if peers.size == 1:
         return layers

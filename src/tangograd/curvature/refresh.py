@@ -17,7 +17,7 @@ from tangograd.curvature.auto import Auto
 from tangograd.curvature.operator import BatchFisher, trainable
 from tangograd.curvature.pseudo_gradients import Pulled, combine, probe
 from tangograd.curvature.rules import GammaRule
-from tangograd.distributed import Peers
+from tangograd.parallel import Communicator
 from tangograd.preconditioners import Preconditioner
 from tangograd.session import CannotReplayError
 from tangograd.state import Group, State, auto_rules
@@ -118,7 +118,7 @@ def refresh(
     *,
     step: int,
     stopped: Container[int],
-    peers: Peers,
+    peers: Communicator,
 ) -> CannotReplayError | None:
     """Let C learn, and measure "auto" γ.
 
@@ -158,7 +158,7 @@ class _Measurement:
         blocks: Sequence[Observation],
         groups: Sequence[Group],
         pulled: Sequence[Pulled],
-        peers: Peers,
+        peers: Communicator,
     ) -> None:
         self.rule = rule
         self.groups = groups

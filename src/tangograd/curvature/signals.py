@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 
 from tangograd.curvature.observation import Observation
-from tangograd.distributed import Peers
+from tangograd.parallel import Communicator
 from tangograd.state import Group
 
 
@@ -62,7 +62,7 @@ def read_signals(
     blocks: Sequence[Observation],
     groups: Sequence[Group],
     C_brackets: Sequence[list[torch.Tensor]],
-    peers: Peers,
+    peers: Communicator,
 ) -> Signals:
     """Reduce a step to numbers and read them, with one host synchronization."""
     factors = [block.factor for block in blocks]
@@ -132,7 +132,7 @@ class SampleNorms(NamedTuple):
 
 
 def read_sample_norms(
-    blocks: Sequence[Observation], groups: Sequence[Group], peers: Peers
+    blocks: Sequence[Observation], groups: Sequence[Group], peers: Communicator
 ) -> list[SampleNorms]:
     """Read the norms for the rules that are defined by them, of the blocks of all processes."""
     numbers = []

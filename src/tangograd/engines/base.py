@@ -13,11 +13,10 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from tangograd.distributed import here
 from tangograd.engines.intercept import ModuleCall, intercepted
 from tangograd.engines.mode import LayerCall, recorded
 from tangograd.engines.rules import make_dual, unpack
-from tangograd.session import TrialPass, activated
+from tangograd.session import TrialPass, activated, communicator
 
 Tensors = Sequence[Tensor]
 
@@ -126,12 +125,10 @@ class CallEngine(Engine):
         single_pass: whether it needs no further forward pass, so that raw parameters and parts of a
             model may be used.
         runs_compiled: whether compiled parts of a model run compiled.
-        runs_sharded: whether it runs models made of ``fully_shard``.
     """
 
     single_pass: ClassVar[bool] = False
     runs_compiled: ClassVar[bool] = True
-    runs_sharded: ClassVar[bool] = False
 
     @abstractmethod
     def run(
@@ -183,8 +180,8 @@ class RepeatingEngine(CallEngine):
 
 def outputs_received(closure: Callable[[], object]) -> list[Tensor]:
     """Run a closure and return the outputs that its likelihoods receive, without communication."""
-    trial = TrialPass()
-    with activated(trial), here().inside():
+    trial = TrialPass(communicator())
+    with activated(trial), trial.communicator.unwrapped():
         closure()
     return trial.outputs
 

@@ -20,7 +20,6 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from tangograd.adjoint import DisagreementError
-from tangograd.distributed import is_sharded
 from tangograd.engines.base import (
     CallEngine,
     CannotRunError,
@@ -42,6 +41,7 @@ from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
 from tangograd.engines.trees import Pair, detached_copy, pairs_of
 from tangograd.engines.two_pass import TwoPass
 from tangograd.recording import ForwardContext, RecordedCall
+from tangograd.session import communicator
 
 logger = logging.getLogger("tangograd")
 
@@ -197,8 +197,9 @@ class Select(Engine):
 
     def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> CallEngine:
         """Return the first candidate that is right for a call, in an open dual level."""
-        if is_sharded(call.inner):
-            return self._for_shards()
+        required = communicator().engine
+        if required is not None:
+            return self._candidate(required)
         context, own = ForwardContext(call.inner), call._replace(forward=call.run, wrapper=None)
         allowed: Sequence[CallEngine] = self.candidates
         if has_compiled(call.model):
@@ -235,13 +236,11 @@ class Select(Engine):
         context = ForwardContext(None if site.model is None else unwrap(site.model))
         return _first_correct(self.candidates, parameters, context, trial, "the loss")
 
-    def _for_shards(self) -> CallEngine:
+    def _candidate(self, name: str) -> CallEngine:
         for engine in self.candidates:
-            if engine.runs_sharded:
+            if engine.name == name:
                 return engine
-        raise CannotRunError(
-            f'engine={self.name!r} cannot run sharded parameters: use "two-pass" or "auto"'
-        )
+        raise CannotRunError(f'engine={self.name!r} cannot run this model: use {name!r} or "auto"')
 
 
 def _first_correct(

@@ -6,11 +6,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.autograd import forward_ad
-from torch.utils import _pytree as pytree
 
-from tangograd.distributed import fsdp_tangent_pass, is_sharded
 from tangograd.engines.base import (
     OutputsInTurn,
     RepeatingEngine,
@@ -24,6 +21,7 @@ from tangograd.engines.mode import GraphFreeTangents, LayerCall, recorded
 from tangograd.engines.rules import tangent_of
 from tangograd.engines.trees import attach_tangents, detached_copy, leaves_of, primals
 from tangograd.recording import ForwardContext
+from tangograd.session import communicator
 
 
 class TwoPass(RepeatingEngine):
@@ -37,7 +35,6 @@ class TwoPass(RepeatingEngine):
     """
 
     name = "two-pass"
-    runs_sharded = True
 
     def __init__(self, *, graph_free: bool = True) -> None:
         self.graph_free = graph_free
@@ -56,10 +53,7 @@ class TwoPass(RepeatingEngine):
         found = [tangent_of(x) for x in leaves_of(duals)]
         with recorded(layers, parameters):
             outputs = call.forward(*primals(call.args), **primals(call.kwargs))
-        outputs = attach_tangents(outputs, found)
-        if is_sharded(call.inner):  # fully_shard warns of views, and a dual is one of its value
-            return pytree.tree_map_only(Tensor, Tensor.clone, outputs)
-        return outputs
+        return communicator().returnable(attach_tangents(outputs, found))
 
     def run_closure(self, site: Site, parameters: Tensors, tangents: Tensors) -> OutputsInTurn:
         """Run the closure with dual parameters."""
@@ -77,13 +71,14 @@ class TwoPass(RepeatingEngine):
         return OutputsInTurn(iter(found), lambda _, t: t, exact=True)
 
     def _tangent_pass(self, call: ModuleCall, parameters: Tensors, tangents: Tensors) -> Any:
-        if is_sharded(call.inner):
-            return fsdp_tangent_pass(call.inner, parameters, tangents, call.args, call.kwargs)
-        duals = [
-            forward_ad.make_dual(p.detach() if self.graph_free else p, v)
-            for p, v in zip(parameters, tangents, strict=True)
-        ]
-        return call_with_values(call, parameters, duals)
+        def with_whole_parameters() -> Any:
+            duals = [
+                forward_ad.make_dual(p.detach() if self.graph_free else p, v)
+                for p, v in zip(parameters, tangents, strict=True)
+            ]
+            return call_with_values(call, parameters, duals)
+
+        return communicator().tangent_pass(call, parameters, tangents, with_whole_parameters)
 
     def _grad_mode(self) -> AbstractContextManager[Any]:
         return torch.set_grad_enabled(not self.graph_free)

@@ -9,11 +9,10 @@ from typing import Literal, TypedDict
 import torch
 from torch import Tensor, nn
 
-from tangograd.distributed import here
 from tangograd.estimates import ESTIMATES, pseudo_scores, row_dot, rows
 from tangograd.likelihoods.batch import Batch, Encoded, Flatten, Weights, first_position
 from tangograd.likelihoods.terms import build_term
-from tangograd.session import Term, current
+from tangograd.session import Term, communicator, current
 
 Fisher = Literal["expected", "sampled", "minibatch", "empirical"]
 
@@ -291,7 +290,7 @@ class Likelihood(nn.Module, ABC):
 
     def _generator_on(self, device: torch.device) -> torch.Generator:
         """Return the generator, or one seeded by it for another device or for this process."""
-        if self.generator.device == device and here().size == 1:
+        if self.generator.device == device and communicator().size == 1:
             return self.generator
         return torch.Generator(device).manual_seed(self._seed())
 
@@ -308,7 +307,7 @@ class Likelihood(nn.Module, ABC):
 
     def _seed(self) -> int:
         """Draw a seed that differs between processes whose generators are in the same state."""
-        return int(torch.randint(2**62, (), generator=self.generator)) + here().rank
+        return int(torch.randint(2**62, (), generator=self.generator)) + communicator().rank
 
     def get_extra_state(self) -> Tensor:
         """Return the generator's state, which is saved with ``state_dict``."""

@@ -8,10 +8,10 @@ from typing import Literal, Unpack
 import torch
 from torch import Tensor
 
-from tangograd.distributed import here
 from tangograd.likelihoods.base import Fisher, Likelihood, Options
 from tangograd.likelihoods.batch import Batch
 from tangograd.likelihoods.elementwise import Elementwise, positive
+from tangograd.session import communicator
 
 
 class Gaussian(Elementwise):
@@ -95,7 +95,7 @@ class Gaussian(Elementwise):
         W = batch.total_weight
         sums = torch.stack([torch.dot(batch.fisher_weights, squares).to(W) * W, W])
         if not self._stepped:
-            total, weight = here().average(sums)
+            total, weight = communicator().average(sums)
             self._set_variance(total / weight, (self.steps == 0) & ~self._known)
         return sums
 

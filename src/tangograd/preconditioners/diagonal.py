@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from tangograd.curvature.statistics import Statistics
+from tangograd.parallel.shards import from_local, local, sums
 from tangograd.preconditioners.base import (
     Preconditioner,
     check_entries,
     saved_count,
     saved_tensors,
 )
-from tangograd.shards import like, local, sums
 from tangograd.vectors import moved
 
 #: Averages forget at this rate a refresh, once they have seen more than its inverse of draws.
@@ -143,7 +143,7 @@ def _floored(c: Tensor, mean: Tensor, rounding: Tensor) -> Tensor:
     """Return c with its floor; 1 where there was no curvature at all."""
     floor = torch.maximum(mean * (FLOOR if c.numel() >= LARGE else 1.0), rounding)
     part = local(c)
-    return like(torch.where(mean > 0, part.clamp(min=floor.to(part.dtype)), 1.0), c)
+    return from_local(torch.where(mean > 0, part.clamp(min=floor.to(part.dtype)), 1.0), c)
 
 
 class InverseDiagonal(LearnedDiagonal):
