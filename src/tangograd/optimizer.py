@@ -378,7 +378,11 @@ class TANGO(Optimizer):
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
-        blocks, peers, rules = self._pending.take(), self._pending.communicator, self._rules()
+        blocks, communicator, rules = (
+            self._pending.take(),
+            self._pending.communicator,
+            self._rules(),
+        )
         check_unchanged(self._versions, self._names)
         for options in self.param_groups:
             check_options(options)
@@ -389,16 +393,16 @@ class TANGO(Optimizer):
         self._forget_changed_velocities()
         groups = [group_in_step(options, self.state) for options in self.param_groups]
         C_brackets = [group.C.apply(group.bracket) for group in groups]
-        signals = read_signals(blocks, groups, C_brackets, peers)
+        signals = read_signals(blocks, groups, C_brackets, communicator)
         if signals.invalid:
             raise next((block.error() for block in blocks if bool(block.invalid)), _elsewhere())
         check_factor(signals.factor_min)
         if not signals.finite:
             check_finite(list(self._named_gradients()), "check the batch, or lower gamma or lr")
-        if self.scaler is None and peers.size == 1:
+        if self.scaler is None and communicator.size == 1:
             check_scale(signals.factor, signals.bracket_of_outputs, signals.bracket_of_gradients)
         if any(rule.needs_pseudo_gradients for rule in rules):
-            update_rules(read_sample_norms(blocks, groups, peers), rules)
+            update_rules(read_sample_norms(blocks, groups, communicator), rules)
         steps = self.param_groups[0]["steps"]
         # What a batch teaches acts from the next step on, except where little is known yet.
         at_once = any(rule.due for rule in auto_rules(rules)) or any(
@@ -409,15 +413,21 @@ class TANGO(Optimizer):
         refreshing = any(block.pulled or block.recording for block in blocks)
         if refreshing:
             failure = refresh(
-                blocks, groups, self.state, signals, step=steps, stopped=stopped, peers=peers
+                blocks,
+                groups,
+                self.state,
+                signals,
+                step=steps,
+                stopped=stopped,
+                communicator=communicator,
             )
             if failure is not None:
                 self._warn_no_replay(failure)
             if at_once:
                 C_brackets = [group.C.apply(group.bracket) for group in groups]
                 pairs = zip(groups, C_brackets, strict=True)
-                descents = peers.read(
-                    {str(k): peers.dot(g.bracket, Cr) for k, (g, Cr) in enumerate(pairs)}
+                descents = communicator.read(
+                    {str(k): communicator.dot(g.bracket, Cr) for k, (g, Cr) in enumerate(pairs)}
                 )
                 plans = plan(signals, groups, list(descents.values()), stopped)
         for k, (options, group, C_bracket, own) in enumerate(
@@ -441,16 +451,18 @@ class TANGO(Optimizer):
             self._velocity_versions[k] = _versions(group.v)
         self._quotient = signals.quotient
         self._warn_if_unstable(plans)
-        self._notify_likelihoods(blocks, peers)
+        self._notify_likelihoods(blocks, communicator)
         return loss
 
-    def _notify_likelihoods(self, blocks: Sequence[Observation], peers: Communicator) -> None:
+    def _notify_likelihoods(
+        self, blocks: Sequence[Observation], communicator: Communicator
+    ) -> None:
         """Let likelihoods that learn from the data know that the step has been taken."""
         totals: dict[Callable[[Tensor], None], Tensor] = {}
         for after_step, sums in (pair for block in blocks for pair in block.callbacks):
             totals[after_step] = totals.get(after_step, 0) + sums
         for after_step, total in totals.items():
-            after_step(peers.average(total))
+            after_step(communicator.average(total))
 
     def _forget_changed_velocities(self) -> None:
         """Have ``vᵀC⁻¹v`` computed anew where v was changed by others since the last step."""

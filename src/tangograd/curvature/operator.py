@@ -31,7 +31,7 @@ class BatchFisher:
     Args:
         sources: the batches of this process.
         groups: the parameter groups.
-        peers: the processes that train together.
+        communicator: the processes that train together.
 
     Attributes:
         parameters: the trainable parameters; x has a tensor for each.
@@ -39,10 +39,10 @@ class BatchFisher:
     """
 
     def __init__(
-        self, sources: Sequence[FisherSource], groups: Sequence[Group], peers: Communicator
+        self, sources: Sequence[FisherSource], groups: Sequence[Group], communicator: Communicator
     ) -> None:
         self.sources = sources
-        self.peers = peers
+        self.communicator = communicator
         self.parameters = trainable(groups)
         self.failure: CannotReplayError | None = None
         self._priors = [g.prior for g in groups for p in g.params if p.requires_grad]
@@ -54,21 +54,21 @@ class BatchFisher:
     def product(self, x: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
         """Return ``xᵀ F̂ x`` as :meth:`quadratic` does, and ``F̂ x`` of all processes."""
         quadratic, product = self._run(x, with_product=True)
-        pieces = zip(self.peers.mean_of_tensors(product), self._priors, x, strict=True)
+        pieces = zip(self.communicator.mean_of_tensors(product), self._priors, x, strict=True)
         return quadratic, [piece + prior * a if prior else piece for piece, prior, a in pieces]
 
     def _run(self, x: Sequence[Tensor], *, with_product: bool) -> tuple[Tensor, list[Tensor]]:
         quadratic = self._prior(x)
         product = [torch.zeros_like(p) for p in self.parameters] if with_product else []
         try:
-            with self.peers.unwrapped():
+            with self.communicator.unwrapped():
                 for source in self.sources:
                     terms = source.products(self.parameters, x, graph=with_product)
                     for _, t, Ht in terms:
                         quadratic = quadratic + (t * Ht).sum()
                     if with_product:
                         outputs, cotangents = [z for z, _, _ in terms], [Ht for _, _, Ht in terms]
-                        pulled = self.peers.pull_back(outputs, self.parameters, cotangents)
+                        pulled = self.communicator.pull_back(outputs, self.parameters, cotangents)
                         product = [a + b for a, b in zip(product, pulled, strict=True)]
         except CannotReplayError as error:
             self.failure = error
@@ -78,8 +78,8 @@ class BatchFisher:
         """Return ``Σ λ ‖x‖²``."""
         weighted = [(prior, a) for prior, a in zip(self._priors, x, strict=True) if prior]
         return sum(
-            (prior * self.peers.dot([a], [a]) for prior, a in weighted),
-            torch.zeros((), device=self.peers.device),
+            (prior * self.communicator.dot([a], [a]) for prior, a in weighted),
+            torch.zeros((), device=self.communicator.device),
         )
 
 

@@ -113,7 +113,7 @@ def collect(
 
 
 def combine(
-    pulled: Sequence[Pulled], group: Sequence[Tensor], peers: Communicator = LOCAL
+    pulled: Sequence[Pulled], group: Sequence[Tensor], communicator: Communicator = LOCAL
 ) -> Statistics:
     """The statistics of one group of parameters, from all terms that went into a step."""
     used = [piece for piece in pulled if piece.share.used]
@@ -125,18 +125,18 @@ def combine(
     )
     return Statistics(
         draws=max((piece.draws for piece in used), default=0),
-        fisher_diagonal=peers.mean_of_tensors(diagonal),
-        gradient=peers.mean_of_tensors(gradient),
-        layers=_agreed(_factors(used, group), _total_factor(used), peers),
+        fisher_diagonal=communicator.mean_of_tensors(diagonal),
+        gradient=communicator.mean_of_tensors(gradient),
+        layers=_agreed(_factors(used, group), _total_factor(used), communicator),
     )
 
 
 def probe(
-    pulled: Sequence[Pulled], parameters: Sequence[Tensor], peers: Communicator = LOCAL
+    pulled: Sequence[Pulled], parameters: Sequence[Tensor], communicator: Communicator = LOCAL
 ) -> list[Tensor]:
     """Return h of a whole step, a random vector with ``E h hᵀ = F̂``; empty if there is none."""
     used = [piece for piece in pulled if piece.share.used]
-    return peers.mean_of_probes(
+    return communicator.mean_of_probes(
         _total(
             [(piece.share.factor**0.5, piece.parameters, piece.probe) for piece in used], parameters
         )
@@ -188,25 +188,25 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
     return factors
 
 
-def _agreed(layers: list[Factors], total: Tensor, peers: Communicator) -> list[Factors]:
+def _agreed(layers: list[Factors], total: Tensor, communicator: Communicator) -> list[Factors]:
     """Return the factors over all processes; a layer that one did not use counts as 0 there."""
-    if peers.size == 1:
+    if communicator.size == 1:
         return layers
     shapes: dict[tuple[int, int | None], tuple[int, int]] = {}
-    for theirs in peers.gather([((f.weight, f.bias), (len(f.A), len(f.G))) for f in layers]):
+    for theirs in communicator.gather([((f.weight, f.bias), (len(f.A), len(f.G))) for f in layers]):
         shapes |= dict(theirs)
     if not shapes:
         return []
     own = {(f.weight, f.bias): f for f in layers}
-    like = next(iter(own.values())).A if own else torch.zeros(0, device=peers.device)
+    like = next(iter(own.values())).A if own else torch.zeros(0, device=communicator.device)
     tensors = []
     for key, (a, g) in shapes.items():
         if key in own:
             tensors += [total.to(like.dtype) * own[key].A, own[key].G]
         else:
             tensors += [like.new_zeros(a, a), like.new_zeros(g, g)]
-    tensors = peers.mean_of_tensors(tensors)
-    total = peers.average(total.to(peers.device)).to(like.dtype)
+    tensors = communicator.mean_of_tensors(tensors)
+    total = communicator.average(total.to(communicator.device)).to(like.dtype)
     pairs = zip(shapes, tensors[::2], tensors[1::2], strict=True)
     return [Factors(weight, bias, A / total, G) for (weight, bias), A, G in pairs]
 

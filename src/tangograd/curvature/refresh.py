@@ -118,7 +118,7 @@ def refresh(
     *,
     step: int,
     stopped: Container[int],
-    peers: Communicator,
+    communicator: Communicator,
 ) -> CannotReplayError | None:
     """Let C learn, and measure "auto" γ.
 
@@ -129,7 +129,7 @@ def refresh(
         signals: of this step.
         step: the number of this step.
         stopped: identities of rules whose guard stepped in: the next step measures.
-        peers: the processes that refresh together.
+        communicator: the processes that refresh together.
 
     Returns:
         Why a batch could not be run again, if it could not.
@@ -137,11 +137,11 @@ def refresh(
     pulled = [piece for block in blocks for piece in block.pulled]
     for group in groups:
         if pulled and group.C.needs:
-            group.C.update(combine(pulled, group.params, peers))
+            group.C.update(combine(pulled, group.params, communicator))
     failure = None
     for rule in auto_rules(group.rule for group in groups):
         if id(rule) not in stopped:
-            measurement = _Measurement(rule, blocks, groups, pulled, peers)
+            measurement = _Measurement(rule, blocks, groups, pulled, communicator)
             failure = measurement.run(state, signals, step) or failure
     return failure
 
@@ -158,14 +158,16 @@ class _Measurement:
         blocks: Sequence[Observation],
         groups: Sequence[Group],
         pulled: Sequence[Pulled],
-        peers: Communicator,
+        communicator: Communicator,
     ) -> None:
         self.rule = rule
         self.groups = groups
         self.pulled = pulled
-        self.peers = peers
+        self.communicator = communicator
         self.fisher = BatchFisher(
-            [block.recording for block in blocks if block.recording is not None], groups, peers
+            [block.recording for block in blocks if block.recording is not None],
+            groups,
+            communicator,
         )
         own = [group for group in groups if group.rule is rule]
         self.own = {id(p) for p in trainable(own)}
@@ -182,12 +184,12 @@ class _Measurement:
             if p.requires_grad
         ]
         direction = self.precondition(bracket)
-        numbers = {"descent": self.peers.dot(bracket, direction)}
+        numbers = {"descent": self.communicator.dot(bracket, direction)}
         Ch: list[Tensor] = []
         if self.pulled:
-            h = probe(self.pulled, parameters, self.peers)
+            h = probe(self.pulled, parameters, self.communicator)
             Ch = self.precondition(h)
-            numbers["trace"] = self.peers.dot(h, Ch)
+            numbers["trace"] = self.communicator.dot(h, Ch)
         if both or number % 2:
             numbers["along"] = self.fisher.quadratic(direction)
         leading: list[Tensor] | None = None
@@ -201,7 +203,7 @@ class _Measurement:
                 ]
             leading, numbers["cap"] = self._power_iteration(leading, FIRST_POWER if starting else 1)
         numbers["failed"] = torch.tensor(float(self.fisher.failure is not None))
-        read = self.peers.read(numbers)
+        read = self.communicator.read(numbers)
         if read["failed"]:
             if self.pulled:
                 rule.unmeasured(read["trace"])
@@ -245,8 +247,8 @@ class _Measurement:
         for _ in range(iterations):
             first, Fw = self.fisher.product(leading)
             CFw = self.precondition(Fw)
-            both = torch.stack([first, self.peers.dot(Fw, CFw)])
-            first, second = self.peers.average(both)
+            both = torch.stack([first, self.communicator.dot(Fw, CFw)])
+            first, second = self.communicator.average(both)
             valid = valid & (first > 0) & (second > 0) & both.isfinite().all()
             cap = torch.where(valid, second / first, cap)
             scale = second.clamp(min=torch.finfo(second.dtype).tiny).rsqrt()

@@ -62,7 +62,7 @@ def read_signals(
     blocks: Sequence[Observation],
     groups: Sequence[Group],
     C_brackets: Sequence[list[torch.Tensor]],
-    peers: Communicator,
+    communicator: Communicator,
 ) -> Signals:
     """Reduce a step to numbers and read them, with one host synchronization."""
     factors = [block.factor for block in blocks]
@@ -78,16 +78,18 @@ def read_signals(
         "factor min": torch.stack([s.factor for b in blocks for s in b.factors]).amin(),
     }
     for k, (group, C_bracket) in enumerate(zip(groups, C_brackets, strict=True)):
-        numbers[f"slope {k}"] = peers.dot(group.bracket, group.v)
-        numbers[f"descent {k}"] = peers.dot(group.bracket, C_bracket)
+        numbers[f"slope {k}"] = communicator.dot(group.bracket, group.v)
+        numbers[f"descent {k}"] = communicator.dot(group.bracket, C_bracket)
         if math.isnan(group.velocity_norm):
-            numbers[f"velocity norm {k}"] = peers.dot(group.v, group.C.apply_inverse(group.v))
+            numbers[f"velocity norm {k}"] = communicator.dot(
+                group.v, group.C.apply_inverse(group.v)
+            )
         if group.prior:
-            numbers[f"square {k}"] = peers.dot(group.v, group.v)
-            numbers[f"theta {k}"] = peers.dot(
+            numbers[f"square {k}"] = communicator.dot(group.v, group.v)
+            numbers[f"theta {k}"] = communicator.dot(
                 [group.params[i] for i in group.trainable], [group.v[i] for i in group.trainable]
             )
-    read = peers.read(numbers)
+    read = communicator.read(numbers)
     count = range(len(groups))
     norms = [read.get(f"velocity norm {k}", groups[k].velocity_norm) for k in count]
     slopes = [read[f"slope {k}"] for k in count]
@@ -102,7 +104,7 @@ def read_signals(
         curvature=curvature,
         slope=curvature + brackets,
         size=sum(keep**2 * norm for keep, norm in zip(keeps, norms, strict=True)),
-        samples=peers.size * read["factor"] ** 2 / read["factor squares"]
+        samples=communicator.size * read["factor"] ** 2 / read["factor squares"]
         if read["factor squares"]
         else 0.0,
         factor=read["factor"],
@@ -132,7 +134,7 @@ class SampleNorms(NamedTuple):
 
 
 def read_sample_norms(
-    blocks: Sequence[Observation], groups: Sequence[Group], peers: Communicator
+    blocks: Sequence[Observation], groups: Sequence[Group], communicator: Communicator
 ) -> list[SampleNorms]:
     """Read the norms for the rules that are defined by them, of the blocks of all processes."""
     numbers = []
@@ -141,8 +143,14 @@ def read_sample_norms(
             continue
         gradient = dict(zip(map(id, block.parameters), block.sample_gradient(), strict=True))
         own = [[gradient.get(id(p), torch.zeros_like(p)) for p in g.params] for g in groups]
-        squared = [peers.dot(x, g.C.apply(x)) for x, g in zip(own, groups, strict=True)]
-        numbers.append(torch.stack([block.factor / peers.size, block.sample.weight, *squared]))
+        squared = [communicator.dot(x, g.C.apply(x)) for x, g in zip(own, groups, strict=True)]
+        numbers.append(
+            torch.stack([block.factor / communicator.size, block.sample.weight, *squared])
+        )
     read = torch.stack(numbers).tolist() if numbers else []
-    everyone = [row for rows in peers.gather(read) for row in rows] if peers.size > 1 else read
+    everyone = (
+        [row for rows in communicator.gather(read) for row in rows]
+        if communicator.size > 1
+        else read
+    )
     return [SampleNorms(factor, weight, squared) for factor, weight, *squared in everyone]

@@ -130,14 +130,14 @@ class Communicator:
         """Check that a feature can be used, if it needs whole parameters."""
 
     def unwrapped(self) -> AbstractContextManager[None]:
-        """Have calls of the wrapper run the module inside, in a block, without its exchanges.
+        """Make calls of the wrapper run the module inside, in a block, without its exchanges.
 
         Forward passes that no backward pass follows must not prepare the wrapper's reductions.
         """
         return nullcontext()
 
     def preserve_tangents(self) -> AbstractContextManager[None]:
-        """Have tangents pass through what the wrapper does to outputs, in a block."""
+        """Make tangents pass through what the wrapper does to outputs, in a block."""
         return nullcontext()
 
     @contextmanager
@@ -171,7 +171,7 @@ def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
 def _refuse_other_wrappers(
     known: DistributedDataParallel | None, parameters: Iterable[Tensor]
 ) -> AbstractContextManager[None]:
-    """Refuse, in a block, calls of other wrappers that average gradients of these parameters."""
+    """Raise an error, in a block, if another wrapper of these parameters is called."""
     if not (dist.is_available() and dist.is_initialized()):
         return nullcontext()
     plain, ours = DistributedDataParallel.forward, {id(p) for p in parameters}

@@ -51,12 +51,12 @@ class DDP(Communicator):
         return [x * self.size**0.5 for x in self.mean_of_tensors(tensors)]
 
     def unwrapped(self) -> AbstractContextManager[None]:
-        """Have calls of the wrapper run the module inside, in a block, without its exchanges."""
+        """Make calls of the wrapper run the module inside, in a block, without its exchanges."""
         return replaced(self.wrapper, "forward", self.wrapper.module.__call__)
 
     @contextmanager
     def preserve_tangents(self) -> Iterator[None]:
-        """Have tangents pass through what the wrapper does to outputs, in a block.
+        """Make tangents pass through what the wrapper does to outputs, in a block.
 
         With ``find_unused_parameters`` or ``static_graph``, the wrapper puts a node behind the
         outputs that drops tangents. The first derivative through this node reduces gradients,
