@@ -66,7 +66,8 @@ class DDP(Communicator):
         if not (wrapper.static_graph or wrapper.find_unused_parameters):
             yield
             return
-        plain, reduced = wrapper._post_forward, wrapper._static_graph_delay_allreduce_enqueued
+        plain = wrapper._post_forward
+        reduced = not wrapper.static_graph or wrapper._static_graph_delay_allreduce_enqueued
 
         def set_reduced(flag: bool) -> None:
             if wrapper.static_graph:
