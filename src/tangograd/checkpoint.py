@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from tangograd.curvature import Auto, GammaRule
+from tangograd.parallel.shards import sums
 from tangograd.preconditioners import Preconditioner
 
 #: The numbers of a saved group.
@@ -139,6 +140,9 @@ def to_objects(live: Sequence[Mapping[str, Any]], state: dict[str, Any]) -> dict
         loaded.append(group | objects)
     kept = dict(state["state"])
     for key, own in kept.items():
-        if isinstance(own, Mapping) and "leading" in own and not own["leading"].any():
+        if not isinstance(own, Mapping) or "leading" not in own:
+            continue
+        (size,) = sums([own["leading"].abs()])  # of all shards: processes must find the same
+        if not size:
             kept[key] = {name: value for name, value in own.items() if name != "leading"}
     return state | {"param_groups": loaded, "state": defaultdict(dict, kept)}
