@@ -143,14 +143,13 @@ def read_sample_norms(
             continue
         gradient = dict(zip(map(id, block.parameters), block.sample_gradient(), strict=True))
         own = [[gradient.get(id(p), torch.zeros_like(p)) for p in g.params] for g in groups]
-        squared = [communicator.dot(x, g.C.apply(x)) for x, g in zip(own, groups, strict=True)]
-        numbers.append(
-            torch.stack([block.factor / communicator.size, block.sample.weight, *squared])
-        )
+        # the step's loss is a mean over processes: factors are smaller there, and norms with them
+        factor = block.factor / communicator.size
+        squared = [
+            communicator.dot(x, g.C.apply(x)) / communicator.size
+            for x, g in zip(own, groups, strict=True)
+        ]
+        numbers.append(torch.stack([factor, block.sample.weight, *squared]))
     read = torch.stack(numbers).tolist() if numbers else []
-    everyone = (
-        [row for rows in communicator.gather(read) for row in rows]
-        if communicator.size > 1
-        else read
-    )
+    everyone = [row for rows in communicator.gather(read) for row in rows]
     return [SampleNorms(factor, weight, squared) for factor, weight, *squared in everyone]
