@@ -19,5 +19,6 @@ def assert_identical(first, second):
     ours, theirs = (dict(pytree.tree_leaves_with_path(result)) for result in (first, second))
     assert ours.keys() == theirs.keys()
     for path, a in ours.items():
-        same = torch.equal(a, theirs[path]) if isinstance(a, torch.Tensor) else a == theirs[path]
+        b = theirs[path]
+        same = torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b or (a != a and b != b)
         assert same, pytree.keystr(path)

@@ -78,14 +78,15 @@ def test_one_that_cannot_run_its_batch_again_stops_the_others_from_it(pair):
     assert_identical(first, second)
     assert first["groups"][0]["gamma"]["blind"]
     assert len(said) == len(also_said) == 1
-    assert "could not run the batch again" in said[0]
+    assert "could not replay the batch" in said[0]
 
 
 def test_pseudo_samples_are_independent_between_processes(pair):
     """Though all processes start from the same seed; and the generators stay in step."""
-    (first, signs, state), (second, other_signs, same) = pair.run(jobs.draws, True)
+    (first, probe, state), (second, other_probe, same) = pair.run(jobs.draws, True)
     assert abs(float((first == second).double().mean()) - 1 / CLASSES) < 0.04
-    assert abs(float((signs == other_signs).double().mean()) - 1 / 2) < 0.04
+    # drawn from (p + e_y)/2, whose squares add up to 1/2 for three classes and p uniform
+    assert abs(float((probe == other_probe).double().mean()) - 1 / 2) < 0.04
     assert torch.equal(state, same)
 
 
@@ -96,17 +97,18 @@ def test_pseudo_samples_of_a_plain_model_are_those_of_one_process(pair):
 
 
 def test_as_many_bytes_as_sgd(pair):
-    """γ a number and no C: nothing to agree on."""
+    """γ a number and no C: besides, the numbers of a step, in one exchange."""
     sgd, _ = pair.run(jobs.traffic, None, 20)[0]
     tango, own = pair.run(jobs.traffic, {"gamma": 0.01, "preconditioner": None}, 20)[0]
     assert tango == sgd
     assert min(sgd) > 0
-    assert own == [{"calls": 0, "bytes": 0}] * 20
+    assert own[0]["calls"] == own[-1]["calls"] == 1
+    assert max(counts["bytes"] for counts in own) <= 80
 
 
 def test_few_bytes_more_with_auto(pair):
     """Numbers in ordinary steps; on refresh steps a few vectors the size of the gradient."""
     reduced, own = pair.run(jobs.traffic, {}, 60)[0]
     size = reduced[0]
-    assert max(counts["bytes"] for step, counts in enumerate(own) if step in (47, 59)) <= 64
+    assert max(counts["bytes"] for step, counts in enumerate(own) if step in (47, 59)) <= 80
     assert max(counts["bytes"] for counts in own[40:]) <= 2 * size + 256
