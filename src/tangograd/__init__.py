@@ -59,7 +59,15 @@ __all__ = [
     "clip_move_",
 ]
 
-_MODULES = ("curvature", "likelihoods", "optimizer", "preconditioners", "reference", "schedules")
+_MODULES = (
+    "curvature",
+    "likelihoods",
+    "optimizer",
+    "parallel",
+    "preconditioners",
+    "reference",
+    "schedules",
+)
 _HOME = dict.fromkeys(__all__, "tangograd.likelihoods") | {
     "TANGO": "tangograd.optimizer",
     "clip_move_": "tangograd.clipping",

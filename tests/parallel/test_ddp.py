@@ -7,9 +7,9 @@ import torch
 
 from tangograd import Gaussian
 from tangograd.engines import NAMES
-from tests.distributed import jobs
-from tests.distributed.compare import assert_close, assert_identical, flat
-from tests.distributed.jobs import Known
+from tests.parallel import jobs
+from tests.parallel.compare import assert_close, assert_identical, flat
+from tests.parallel.jobs import Known
 
 PLAIN = {"lr": 0.2, "gamma": 0.05, "preconditioner": None}
 PRIOR = PLAIN | {"weight_decay": 0.1}

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from tangograd import Categorical
-from tests.distributed import sharded
-from tests.distributed.compare import assert_close, assert_identical
-from tests.distributed.jobs import Known
+from tests.parallel import sharded
+from tests.parallel.compare import assert_close, assert_identical
+from tests.parallel.jobs import Known
 
 PLAIN = {"lr": 0.2, "gamma": 0.02, "preconditioner": None}
 PRIOR = PLAIN | {"weight_decay": 0.1}

@@ -4,9 +4,9 @@ import pytest
 import torch
 
 from tangograd import Categorical
-from tests.distributed import jobs
-from tests.distributed.compare import assert_close, assert_identical
-from tests.distributed.jobs import CLASSES, Known
+from tests.parallel import jobs
+from tests.parallel.compare import assert_close, assert_identical
+from tests.parallel.jobs import CLASSES, Known
 
 NUMBER = {"lr": 0.2, "gamma": 0.01}
 
@@ -111,4 +111,4 @@ def test_few_bytes_more_with_auto(pair):
     reduced, own = pair.run(jobs.traffic, {}, 60)[0]
     size = reduced[0]
     assert max(counts["bytes"] for step, counts in enumerate(own) if step in (47, 59)) <= 80
-    assert max(counts["bytes"] for counts in own[40:]) <= 2 * size + 256
+    assert max(counts["bytes"] for counts in own[40:]) <= 3 * size + 256

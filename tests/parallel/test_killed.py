@@ -4,8 +4,8 @@ import time
 
 import torch
 
-from tests.distributed import scripts
-from tests.distributed.fleet import TIMEOUT, Fleet
+from tests.parallel import scripts
+from tests.parallel.fleet import TIMEOUT, Fleet
 
 
 def test_a_killed_process_costs_the_steps_since_the_last_checkpoint(pair, tmp_path):

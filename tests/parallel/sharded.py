@@ -11,7 +11,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor
 
 from tangograd import TANGO
-from tests.distributed.jobs import CLASSES, INPUTS, Known, batches, share
+from tests.parallel.jobs import CLASSES, INPUTS, Known, batches, share
 
 
 class Block(nn.Module):

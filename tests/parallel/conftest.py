@@ -1,6 +1,6 @@
 import pytest
 
-from tests.distributed.fleet import Fleet
+from tests.parallel.fleet import Fleet
 
 
 @pytest.fixture(scope="session")

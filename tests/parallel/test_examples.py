@@ -4,7 +4,7 @@ import os
 import subprocess
 import sys
 
-from tests.distributed import scripts
+from tests.parallel import scripts
 
 
 def test_torchrun_starts_the_ddp_example(tmp_path):
