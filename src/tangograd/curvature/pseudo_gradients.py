@@ -30,6 +30,7 @@ from tangograd.session import Share, TrainingPass
 
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
+GOLDEN = (5**0.5 - 1) / 2
 
 
 @dataclass
@@ -225,8 +226,15 @@ def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:
 
 
 def _thinned(rows: Tensor) -> Tensor:
-    """At most :data:`ROWS` of them, evenly spread."""
-    return rows[:: -(-len(rows) // ROWS)]
+    """Return at most :data:`ROWS` rows, spread over all of them.
+
+    The places are multiples of the golden ratio: with equal distances, the rows of an image could
+    all be from the same column.
+    """
+    if len(rows) <= ROWS:
+        return rows
+    places = torch.arange(ROWS, dtype=torch.float64, device=rows.device) * GOLDEN % 1
+    return rows[(places * len(rows)).long()]
 
 
 def _has_factors(call: LayerCall) -> bool:
