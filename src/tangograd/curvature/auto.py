@@ -26,13 +26,21 @@ class Auto(GammaRule):
     A batch whose step would promise to lower the loss by more than twice what there is of it (or 2,
     if more) is an outlier, and is taken with a smaller γ.
 
-    A **guard** steps in when q has jumped to twice its recent maximum, or when the slope ``⟨g, v⟩``
-    has turned round to more than twice its recent maximum, and the loss changes noticeably along
-    the last step in θ: that step was too long for the quadratic model, for F or g changed on the
-    way. If the loss still falls along v, the guard shortens v to its best multiple
-    on the quadratic model, at most to half. If not, it takes the step back, drops v and halves γ,
-    which then recovers by a few percent a step. Either way γ is measured anew in the next
-    step that the guard leaves alone.
+    A **guard** steps in when the last step was too long for the quadratic model, for F or g changed
+    on the way. There are two kinds of evidence:
+
+    * q has jumped to twice what was known of it (its recent maximum, or the line search), or the
+      slope ``⟨g, v⟩`` has turned to more than twice its recent mean; the loss changes noticeably
+      along the last step in θ; and the loss of the batch is above its running mean by a standard
+      deviation;
+    * the running mean of the loss is above its value at the last refresh by four standard errors,
+      whatever slope and curvature are: a piecewise-linear loss shows a step that is too long in no
+      other way.
+
+    If the loss still falls along v, the guard shortens v to its best multiple on the quadratic
+    model, at most to half. If not, it takes the step back, drops v and halves γ, which then
+    recovers by a few percent a step. Either way γ is measured anew in the next step that the guard
+    leaves alone.
 
     Without a way to run the batch again, γ follows the quotient alone, from a safe start, and rises
     by at most a tenth a step.
@@ -46,8 +54,10 @@ class Auto(GammaRule):
         >>> rule.measured(search=4.0, cap=2.0)
         >>> rule.value
         0.25
-        >>> rule.unstable(quotient=3.0, slope=1.0), rule.unstable(quotient=9.0, slope=1.0)
-        (False, True)
+        >>> rule.unstable(quotient=3.0, slope=1.0, loss=1.0)
+        False
+        >>> rule.unstable(quotient=9.0, slope=1.0, loss=2.0)
+        True
         >>> rule.value, rule.guards
         (0.125, 1)
     """
@@ -72,12 +82,14 @@ class Auto(GammaRule):
     PROMISE = 2.0  # of the loss (or of 1, if more): no step may promise to lower it by more
     HARM = 0.001  # to the loss (or to 1, if more), by one step, that calls the guard
     MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
-    FADING = 0.99  # of recent maxima, a step
-    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
+    FADING = 0.99  # of the recent maximum of the quotient, a step
+    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over what is known, where γ q is at least that
+    FORGETTING = 0.1  # of the mean slope, a step
     RECOVERY = 1.03  # of γ after a guard, a step
     RISE = 1.1  # of γ in a step, when it follows the quotient alone
 
     def __init__(self) -> None:
+        super().__init__()
         self.search = 0.0  # 1/γ of the line search
         self.cap = 0.0  # λ, noise included
         self.noise = 0.0  # 1/γ at which noise takes its share of the loss
@@ -140,6 +152,7 @@ class Auto(GammaRule):
             averaged = _between(cap, self.cap, keep)
             self.cap = max(cap, averaged) if early else averaged
         self.due = self.blind = False
+        self.losses.mark()
         self._set()
         self.recent_slope = self.recent_slope or self.value * descent
 
@@ -160,29 +173,36 @@ class Auto(GammaRule):
         self.due, self.blind = False, True
         self.value = self.value or inverse(safe)
 
-    def unstable(self, quotient: float, slope: float, change: float = math.inf) -> bool:
-        """See what a step shows; True when the guard steps in.
+    def unstable(
+        self, quotient: float, slope: float, loss: float, change: float = math.inf
+    ) -> bool:
+        """Return whether the guard steps in, given what a step shows.
 
         Args:
-            quotient: ``vᵀF̂v / vᵀC⁻¹v``.
+            quotient: ``vᵀF̂v / vᵀC⁻¹v``; NaN for v = 0.
             slope: ``⟨g, v⟩``.
+            loss: of the batch.
             change: of the loss, by the slope or the curvature along the last step in θ, over the
                 loss (or 1, if more). Where it is small there is no harm to guard against.
         """
+        high = self.losses.is_high(loss)
+        self.losses.add(loss)
         if not (math.isfinite(quotient) and math.isfinite(slope)):
             return False
-        jumped = quotient > self.JUMP * self.recent_quotient > 0
+        known = max(self.recent_quotient, self.search)
+        jumped = quotient > self.JUMP * known > 0 and self.value * quotient > self.NOTICEABLE
         turned = -slope > self.JUMP * self.recent_slope > 0
-        if change > self.HARM and (turned or (jumped and self.value * quotient > self.NOTICEABLE)):
+        if (change > self.HARM and high and (jumped or turned)) or self.losses.has_risen():
             self.guards += 1
             self.trust /= 1 if slope > 0 else 2
             self.value /= 2
+            self.losses.mark()
             self.due = not self.blind
             return True
         self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)
-        # downhill slopes alone raise it: a run that goes uphill must not get used to it
-        level = slope if slope > 0 else min(-slope, self.recent_slope)
-        self.recent_slope = max(self.FADING * self.recent_slope, level)
+        downhill = max(slope, 0.0)  # a run that goes uphill must not get used to it
+        rate = self.FORGETTING if self.recent_slope else 1.0
+        self.recent_slope += rate * (downhill - self.recent_slope)
         self.trust = min(1.0, self.RECOVERY * self.trust)
         if self.blind:
             self.value = min(inverse(self.recent_quotient), self.RISE * self.value)

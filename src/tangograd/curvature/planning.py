@@ -70,9 +70,14 @@ def guard(signals: Signals, groups: Sequence[Group]) -> dict[int, float]:
     scale = max(abs(signals.loss), 1.0)
     along = max(change * abs(signals.slope), change**2 * signals.curvature) / scale
     best = signals.slope / signals.curvature if signals.curvature > 0 else -math.inf
-    rules = auto_rules(group.rule for group in groups)
+    distinct = list({id(group.rule): group.rule for group in groups}.values())
+    for rule in distinct:
+        if not isinstance(rule, Auto):
+            rule.losses.add(signals.loss)
     return {
-        id(rule): best for rule in rules if rule.unstable(signals.quotient, signals.slope, along)
+        id(rule): best
+        for rule in auto_rules(distinct)
+        if rule.unstable(signals.quotient, signals.slope, signals.loss, along)
     }
 
 

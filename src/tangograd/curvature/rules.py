@@ -30,6 +30,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Self
 
+from tangograd.curvature.losses import LossHistory
+
 #: The rate at which means forget, once they have seen more pseudo-gradients than its inverse.
 FORGETTING = 1e-3
 
@@ -43,6 +45,9 @@ class GammaRule(ABC):
     needs_pseudo_gradients: ClassVar[bool] = True
     #: Whether the rule was requested by name, and is shared by all groups that use this name.
     by_name = False
+
+    def __init__(self) -> None:
+        self.losses = LossHistory()
 
     def update(self, squared_norms: Sequence[float], weights: Sequence[float]) -> None:  # noqa: B027
         """Take the ``‖g̃‖²`` (in the metric of C) of pseudo-gradients, with relative weights."""
@@ -61,7 +66,8 @@ class GammaRule(ABC):
 
     def state_dict(self) -> dict[str, float]:
         """Return the statistics as plain numbers."""
-        return {name: getattr(self, name) for name in self.statistics}
+        own = {name: getattr(self, name) for name in self.statistics}
+        return own | {f"loss_{name}": x for name, x in self.losses.state_dict().items()}
 
     def from_state(self, state: Mapping[str, Any]) -> Self:
         """Return a rule of the same kind with saved statistics.
@@ -69,11 +75,12 @@ class GammaRule(ABC):
         Raises:
             ValueError: the statistics are not those of this kind of rule.
         """
-        if not isinstance(state, Mapping) or set(state) != set(self.statistics):
+        expected = self.state_dict().keys()
+        if not isinstance(state, Mapping) or set(state) != expected:
             found = sorted(map(str, state)) if isinstance(state, Mapping) else type(state).__name__
             raise ValueError(
                 f"the saved gamma has statistics {found}, but this optimizer's "
-                f"{type(self).__name__} has {sorted(self.statistics)}: construct it with the same "
+                f"{type(self).__name__} has {sorted(expected)}: construct it with the same "
                 "kind of gamma before loading"
             )
         for name, number in state.items():
@@ -83,7 +90,9 @@ class GammaRule(ABC):
                     f"{type(number).__name__}"
                 )
         loaded = copy.copy(self)
-        vars(loaded).update(state)
+        vars(loaded).update({name: state[name] for name in self.statistics})
+        losses = {name: state[f"loss_{name}"] for name in self.losses.state_dict()}
+        loaded.losses = LossHistory(**losses)
         return loaded
 
 
@@ -101,6 +110,7 @@ class Constant(GammaRule):
     def __init__(self, value: float) -> None:
         if not 0 < value < math.inf:
             raise ValueError(f"gamma must be positive and finite; got {value}")
+        super().__init__()
         self.value = float(value)
 
     def describe(self) -> str:
@@ -123,6 +133,7 @@ class RunningMax(GammaRule):
     statistics = ("largest",)
 
     def __init__(self) -> None:
+        super().__init__()
         self.largest = 0.0
 
     def update(self, squared_norms: Sequence[float], weights: Sequence[float]) -> None:
@@ -154,6 +165,7 @@ class Kurtosis(GammaRule):
     def __init__(self, kappa: float = 3.0) -> None:
         if not 1 <= kappa < math.inf:
             raise ValueError(f"a kurtosis is at least 1; got kappa={kappa}")
+        super().__init__()
         self.kappa = kappa
         self.mean_squared_norm = 0.0
         self.weight = 0.0
@@ -190,6 +202,7 @@ class FourthMoment(GammaRule):
             raise ValueError(
                 f"smallest_eigenvalue must be positive and finite; got {smallest_eigenvalue}"
             )
+        super().__init__()
         self.smallest_eigenvalue = smallest_eigenvalue
         self.mean_fourth_power = 0.0
         self.weight = 0.0

@@ -10,11 +10,11 @@ A preconditioner acts on the list of a whole group's tensors at once, so that it
 ``preconditioner=``        C                                    learned from
 =========================  ===================================  ===================================
 ``None``                   the identity: the paper's TANGO
-``"auto"``                 :class:`InverseDiagonal`, what won   one pseudo-gradient a refresh
-                           the comparison of
-                           ``benchmarks/tuning_free.py``
+``"auto"``,                :class:`Kronecker`, what won the     inputs and cotangents of layers; one
+``"kronecker"``            comparison of                        pseudo-gradient a refresh
+                           ``benchmarks/robustness.py``
+``"diagonal"``             :class:`InverseDiagonal`             one pseudo-gradient a refresh
 ``"rmsprop"``              :class:`RMSProp`                     one gradient a refresh
-``"kronecker"``            :class:`Kronecker`                   inputs and cotangents of layers
 :class:`Diagonal`          given
 :class:`Dense`             given
 =========================  ===================================  ===================================
@@ -45,14 +45,15 @@ __all__ = [
 
 PRECONDITIONERS: dict[str | None, Callable[[], Preconditioner]] = {
     None: Identity,
-    "auto": InverseDiagonal,
+    "auto": Kronecker,
+    "diagonal": InverseDiagonal,
     "rmsprop": RMSProp,
     "kronecker": Kronecker,
 }
 
 
 def resolve(preconditioner: str | Preconditioner | None) -> Preconditioner:
-    """The object that a user's ``preconditioner=`` means."""
+    """Return the object that a user's ``preconditioner=`` means."""
     if isinstance(preconditioner, Preconditioner):
         return preconditioner
     if not isinstance(preconditioner, str | None) or preconditioner not in PRECONDITIONERS:

@@ -20,9 +20,9 @@ class Kronecker(Preconditioner):
     """``C = (A + α I)⁻¹ ⊗ (G + β I)⁻¹`` for each layer, the inverse diagonal Fisher elsewhere.
 
     A and G are second moments of a layer's inputs and of the cotangents of its outputs (K-FAC's
-    factors), averaged over refreshes. The damping ``α β`` is the mean curvature over all layers, so
-    there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the limit is exact with
-    any C.
+    factors), averaged over refreshes. The damping ``α β`` is set by the mean curvature of the layers
+    (:meth:`_set`), so there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the
+    limit is exact with any C.
 
     Example: for one sample a and one output, A is ``a aᵀ``.
 
@@ -37,6 +37,8 @@ class Kronecker(Preconditioner):
 
     #: Averages of the factors forget at this rate an update.
     FORGETTING = 0.3
+    #: The damping of a layer is at most this multiple of its own mean curvature.
+    OWN_CURVATURE = 10.0
 
     def __init__(self) -> None:
         self.updates = 0
@@ -69,20 +71,24 @@ class Kronecker(Preconditioner):
     def _set(self) -> None:
         """Damp the factors.
 
-        The damping ``c I`` of ``A ⊗ G``, c being the mean curvature over all layers, is divided
-        between the factors in proportion to the means of their diagonals.
+        The damping ``c I`` of ``A ⊗ G`` is divided between the factors in proportion to their
+        levels: the mean of the diagonal of G, and the median of that of A, since one input column
+        of a much larger scale than the others would otherwise drown them. c is the mean curvature
+        over all layers, but at most :data:`OWN_CURVATURE` times that of the layer itself: a layer
+        whose outputs hardly matter yet, as with tiny initial weights, learns all the same.
         """
         self._layers = []
         if not self._averages:
             return
         factors = list(self._averages.values())
-        means = [(f.A.diagonal().mean(), f.G.diagonal().mean()) for f in factors]
+        levels = [(_median_of_positive(f.A.diagonal()), f.G.diagonal().mean()) for f in factors]
         elements = [len(f.A) * len(f.G) for f in factors]
-        totals = [a * g * n for (a, g), n in zip(means, elements, strict=True)]
-        c = torch.stack(totals).sum() / sum(elements)
-        for (weight, bias, A, G), (a, g) in zip(factors, means, strict=True):
+        totals = [a * g * n for (a, g), n in zip(levels, elements, strict=True)]
+        mean = torch.stack(totals).sum() / sum(elements)
+        for (weight, bias, A, G), (a, g) in zip(factors, levels, strict=True):
             P, Q = self._directions[weight]
             seen = a * g > 0  # before any signal has come through the layer, C is the identity
+            c = torch.minimum(mean, self.OWN_CURVATURE * a * g)
             right = damped_factor(A, P, (c * a / g).sqrt(), seen)
             left = damped_factor(G, Q, (c * g / a).sqrt(), seen)
             self._layers.append(_Layer(weight, bias, left, right))
@@ -185,6 +191,12 @@ class Kronecker(Preconditioner):
         loaded.to_(parameters)
         loaded._set()
         return loaded
+
+
+def _median_of_positive(diagonal: Tensor) -> Tensor:
+    """Return the median of the entries that are not negligible beside their mean; 0 for zeros."""
+    negligible = 1e-6 * diagonal.mean()
+    return diagonal.where(diagonal > negligible, torch.nan).nanmedian().nan_to_num(0.0)
 
 
 def _entries(name: str, saved: object, length: int) -> list[Any]:
