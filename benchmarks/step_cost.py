@@ -71,7 +71,7 @@ def tango_step(
         TANGO(model.parameters(), lr=0.1, gamma=gamma, preconditioner=None),
         Categorical(),
     )
-    optimizer._engine.select(Site(model), Dual(graph_free=lean))
+    optimizer._blocks.engine.select(Site(model), Dual(graph_free=lean))
 
     def step() -> None:
         optimizer.zero_grad()

@@ -3,16 +3,77 @@
 from __future__ import annotations
 
 import math
+import sys
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tangograd.curvature import GammaRule
 from tangograd.parallel import Communicator
 from tangograd.parallel.shards import all_finite
 from tangograd.preconditioners import Preconditioner
+
+#: Options of other optimizers, and what stands in their place here.
+ELSEWHERE = {
+    "momentum": "the velocity plays the part of momentum, with 1 - lr as its decay",
+    "nesterov": "use accelerated=True",
+    "betas": "the velocity decays by 1 - lr, and the preconditioner has averages of its own",
+    "eps": "the preconditioner is damped by itself",
+    "alpha": "the preconditioner is damped by itself",
+    "maximize": "the log-loss is minimized by definition",
+    "amsgrad": "leave it out",
+    "foreach": "there is one code path for the update",
+    "fused": "there is one code path for the update",
+    "capturable": "the step reads numbers on the host",
+    "differentiable": "the step reads numbers on the host",
+    "damping": "the damping is lr/gamma",
+}
+
+
+def check_unknown(options: Mapping[str, Any]) -> None:
+    """Raise an error for options that TANGO does not have, with what to use instead."""
+    if options:
+        name = next(iter(options))
+        advice = ELSEWHERE.get(name, "see help(tangograd.TANGO)")
+        raise TypeError(f"TANGO has no option {name!r}: {advice}")
+
+
+class Defaults(dict[str, Any]):
+    """The default options, which explain themselves to schedulers that look for momentum."""
+
+    def __contains__(self, key: object) -> bool:
+        caller = sys._getframe(1).f_globals.get("__name__")
+        if key == "momentum" and caller == "torch.optim.lr_scheduler":
+            raise ValueError(
+                "TANGO has no momentum option that a cyclic scheduler could change: pass "
+                "cycle_momentum=False to OneCycleLR or CyclicLR (with max_lr up to 1; lr is δt)"
+            )
+        return super().__contains__(key)
+
+
+_mentioned: set[str] = set()
+
+
+def mention_once(key: str, message: str, *, stacklevel: int) -> None:
+    """Warn of something once in a process."""
+    if key not in _mentioned:
+        _mentioned.add(key)
+        warnings.warn(message, UserWarning, stacklevel=stacklevel + 1)
+
+
+def check_habits(lr: float) -> None:
+    """Mention, once in a process, that a learning rate of other optimizers was given."""
+    if 0 < lr <= 1e-3:
+        mention_once(
+            "lr",
+            f"lr={lr:g} is a usual learning rate of other optimizers. TANGO's lr is δt, the "
+            "fraction of the velocity by which parameters move in a step: the default is 0.1, and "
+            "the step size γ is found automatically. Training with a small lr is slow but valid.",
+            stacklevel=3,
+        )
 
 
 def check_options(group: Mapping[str, Any]) -> None:
@@ -36,6 +97,41 @@ def check_parameters(parameters: list[Tensor]) -> None:
                 f"TANGO needs real floating-point parameters; got {p.dtype}. Store a complex "
                 "parameter as its real view (torch.view_as_real)."
             )
+
+
+def check_materialized(parameters: Iterable[Tensor]) -> None:
+    """Check that no parameter is on the meta device."""
+    if any(p.is_meta for p in parameters):
+        raise RuntimeError(
+            "a parameter is on the meta device and has no values: allocate the model first "
+            '(model.to_empty(device="cpu"), then initialize or load its weights)'
+        )
+
+
+def check_model(model: nn.Module, parameters: Iterable[Tensor]) -> dict[int, str]:
+    """Check that the optimizer has all trainable parameters of a model that it can train.
+
+    Returns:
+        The names of the parameters, by identity.
+    """
+    names, ours = {}, {id(p) for p in parameters}
+    for name, p in model.named_parameters():
+        if p.requires_grad and id(p) not in ours:
+            raise ValueError(
+                f"the model's parameter {name!r} is trainable but not in the optimizer, so its "
+                "part of F̂v would be missing: add it (add_param_group), or freeze it with "
+                "requires_grad_(False)."
+            )
+        names[id(p)] = name
+    for name, module in model.named_modules():
+        if getattr(module, "sparse", False) is True and isinstance(
+            module, nn.Embedding | nn.EmbeddingBag
+        ):
+            raise ValueError(
+                f"the embedding {name!r} has sparse gradients, but TANGO's velocity is dense: "
+                "use sparse=False"
+            )
+    return names
 
 
 def check_factor(smallest: float) -> None:

@@ -3,9 +3,62 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import warnings
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tangograd.curvature import Auto, GammaRule
+from tangograd.session import CannotReplayError
+
+
+class Warner:
+    """Warnings of an optimizer, each given once."""
+
+    def __init__(self) -> None:
+        self._unstable: deque[bool] = deque(maxlen=10)
+        self._given: set[str] = set()
+
+    def unstable(self, gamma: float, quotient: float) -> None:
+        """Warn when a given γ was too large for the curvature along v in three of ten steps."""
+        self._unstable.append(gamma * quotient > 2)
+        if self._unstable.count(True) >= 3:
+            self._warn(
+                "unstable",
+                f"gamma times the curvature along the velocity is {gamma * quotient:.2g}, "
+                "and was above 2 in three of the last ten steps: the velocity grows without limit. "
+                'Use gamma="auto", or lower gamma.',
+            )
+
+    def no_replay(self, error: CannotReplayError) -> None:
+        """Warn that the batch could not be replayed."""
+        self._warn(
+            "no replay",
+            f'gamma="auto" could not replay the batch ({error}) and falls back to the curvature '
+            "along the velocity alone, which adapts more slowly. Pass the model to "
+            "`tangents(model)` with nothing between it and the likelihood, or give the whole loss "
+            "as a function: `loss = optimizer.evaluate(model, lambda: likelihood(f(x), y))`.",
+        )
+
+    def _warn(self, key: str, message: str) -> None:
+        if key not in self._given:
+            self._given.add(key)
+            warnings.warn(message, RuntimeWarning, stacklevel=6)
+
+
+def numbers(
+    groups: Sequence[Mapping[str, Any]], rules: Sequence[GammaRule], quotient: float
+) -> dict[str, float]:
+    """Return the diagnostics of the last step by name (:meth:`tangograd.TANGO.diagnostics`)."""
+    known: dict[str, float] = {}
+    for k, (group, rule) in enumerate(zip(groups, rules, strict=True)):
+        suffix = f"_{k}" if k else ""
+        gamma = rule.value if group["steps"] else math.nan
+        known[f"gamma{suffix}"] = gamma
+        known[f"damping{suffix}"] = group["previous_lr"] / gamma if gamma else math.inf
+    known["fisher_quotient"] = quotient
+    autos = {id(rule): rule.guards for rule in rules if isinstance(rule, Auto)}
+    return known | ({"guards": sum(autos.values())} if autos else {})
 
 
 def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) -> str:
@@ -44,6 +97,12 @@ def describe(rules: Sequence[GammaRule], known: dict[str, float], steps: int) ->
                 "end: lower gamma"
             )
         lines.append("- " + _damping(damping, quotient))
+    losses = rules[0].losses
+    if losses.is_above_start():
+        lines.append(
+            f"- the loss has risen since the start, from {losses.first:.3g} to {losses.mean:.3g} "
+            "(means over about ten steps): check data and targets, or lower lr"
+        )
     autos = [rule for rule in dict.fromkeys(rules) if isinstance(rule, Auto)]
     return "\n".join([*lines, *(f"- {_guards(rule, steps)}" for rule in autos)])
 

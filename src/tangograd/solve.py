@@ -8,91 +8,113 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
 from copy import deepcopy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from tangograd.adjoint import vjp
+from tangograd.curvature.operator import BatchFisher
+from tangograd.engines import Engine, Site
 from tangograd.likelihoods import Likelihood
-from tangograd.preconditioners import Preconditioner
+from tangograd.parallel import Communicator
 from tangograd.recording import ForwardContext
-from tangograd.session import TrainingPass
+from tangograd.session import Term, TrainingPass, open_pass
+from tangograd.state import Group
 from tangograd.vectors import dot
 
 
-class Equation(NamedTuple):
-    """The equation of one parameter group.
+class BatchOfData(NamedTuple):
+    """A batch whose Fisher product can be computed: a source of :class:`BatchFisher`.
 
     Attributes:
-        params: θ.
-        v: the velocity.
-        C: the preconditioner.
-        keep: ``1-δt``.
-        damping: ``δt/γ``.
-        prior: λ of the Gaussian prior.
+        model: maps inputs to outputs.
+        likelihood: of the targets.
+        data: ``(inputs, targets)`` or ``(inputs, targets, weights)``.
+        engine: computes the tangents of outputs.
+        site: tells the engine of the model.
+        terms: filled by :meth:`products` with the term of the batch.
     """
 
-    params: list[Tensor]
-    v: list[Tensor]
-    C: Preconditioner
-    keep: float
-    damping: float
-    prior: float
+    model: Callable[[Any], Tensor]
+    likelihood: Likelihood
+    data: Sequence[Any]
+    engine: Engine
+    site: Site
+    terms: list[Term]
+
+    def products(
+        self, parameters: Sequence[Tensor], x: Sequence[Tensor], *, graph: bool
+    ) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return outputs z with their graph, ``t = J x`` and ``H t``."""
+        del graph
+        inputs, *targets = self.data
+        pass_ = TrainingPass(parameters, x)
+        with torch.enable_grad(), open_pass(self.engine, self.site, pass_, parameters, x):
+            self.likelihood(self.model(inputs), *targets)
+        (term,) = pass_.terms
+        self.terms.append(term)
+        return [(term.outputs, term.tangents, term.product)]
 
 
 def relative_residual(
-    equations: Sequence[Equation],
-    open_block: Callable[[], AbstractContextManager[TrainingPass]],
+    groups: Sequence[Group],
+    engine: Engine,
+    communicator: Communicator,
     model: Callable[[Any], Tensor],
     likelihood: Likelihood,
     batches: Iterable[Sequence[Any]],
 ) -> float:
-    """``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, over all batches.
+    """Return ``‖g - (1-δt) F v - (δt/γ) C⁻¹ v‖ / ‖g‖`` in the metric of C, over all batches.
 
     Args:
-        equations: one a parameter group.
-        open_block: opens a forward pass whose tangents are ``(1-δt) v``.
+        groups: the parameter groups.
+        engine: computes the tangents of outputs.
+        communicator: of the model.
         model: maps inputs to outputs; the buffers of a module are restored.
         likelihood: used through a copy, so that its random state does not move.
         batches: tuples ``(inputs, targets)`` or ``(inputs, targets, weights)``.
     """
     likelihood = deepcopy(likelihood)
-    params = [p for equation in equations for p in equation.params]
-    g = {p: torch.zeros_like(p) for p in params}
-    Fv = {p: torch.zeros_like(p) for p in params}
+    site = Site(model if isinstance(model, torch.nn.Module) else None)
+    trained = [[group.params[i] for i in group.trainable] for group in groups]
+    v = [[group.v[i] for i in group.trainable] for group in groups]
+    x = [group.keep * y for group, own in zip(groups, v, strict=True) for y in own]
+    g = [torch.zeros_like(y) for y in x]
+    Fx = [torch.zeros_like(y) for y in x]
     W = 0.0
-    with ForwardContext(model).restored(), torch.enable_grad():
-        for inputs, *targets in batches:
-            with open_block() as forward:
-                likelihood(model(inputs), *targets)
-            (term,) = forward.terms
+    with ForwardContext(model).restored(), communicator.unwrapped():
+        for data in batches:
+            batch = BatchOfData(model, likelihood, data, engine, site, [])
+            fisher = BatchFisher([batch], groups, communicator)
+            _, product = fisher.product(x)
+            (term,) = batch.terms
             weight = float(term.total_weight)
             W += weight
-            for total, cotangent in ((g, term.gradient), (Fv, term.product)):
-                pulled = vjp([term.outputs], forward.parameters, [cotangent])
-                for p, piece in zip(forward.parameters, pulled, strict=True):
-                    total[p].add_(piece, alpha=weight)
+            gradient = communicator.pull_back([term.outputs], fisher.parameters, [term.gradient])
+            for total, pieces in ((g, gradient), (Fx, product)):
+                for sum_, piece in zip(total, pieces, strict=True):
+                    sum_.add_(piece, alpha=weight)
     if W == 0:
         raise ValueError("the residual needs at least one batch")
-    residual, gradient = 0.0, 0.0
-    with torch.no_grad():
-        for equation in equations:
-            rCr, gCg = _squared_norms(
-                equation, [g[p] / W for p in equation.params], [Fv[p] / W for p in equation.params]
-            )
-            residual, gradient = residual + rCr, gradient + gCg
-    return math.sqrt(residual / gradient) if gradient > 0 else math.inf
+    residual, size = 0.0, 0.0
+    sums = zip(g, Fx, strict=True)
+    for group, params in zip(groups, trained, strict=True):
+        damping = (1 - group.keep) / group.rule.value
+        C_inverse_v = [group.C.apply_inverse(group.v)[i] for i in group.trainable]
+        gradients, residuals = [], []
+        for p, C_inverse_w in zip(params, C_inverse_v, strict=True):
+            gradient_sum, product_sum = next(sums)
+            gradients.append(gradient_sum / W + group.prior * p)
+            residuals.append(gradients[-1] - product_sum / W - damping * C_inverse_w)
+        residual += _squared_norm(group, residuals)
+        size += _squared_norm(group, gradients)
+    return math.sqrt(residual / size) if size > 0 else math.inf
 
 
-def _squared_norms(equation: Equation, g: list[Tensor], Fv: list[Tensor]) -> tuple[float, float]:
-    """``rᵀCr`` and ``gᵀCg`` of one group; ``Fv`` already has the factor 1-δt."""
-    params, v, C, keep, damping, prior = equation
-    g = [x + prior * p if p.requires_grad else x for x, p in zip(g, params, strict=True)]
-    r = [
-        x - y - prior * keep * w - damping * z
-        for x, y, w, z in zip(g, Fv, v, C.apply_inverse(v), strict=True)
-    ]
-    return dot(r, C.apply(r)), dot(g, C.apply(g))
+def _squared_norm(group: Group, x: Sequence[Tensor]) -> float:
+    """Return ``xᵀ C x``, for x with a tensor for each trainable parameter of the group."""
+    whole = [torch.zeros_like(p) for p in group.params]
+    for i, piece in zip(group.trainable, x, strict=True):
+        whole[i] = piece
+    return dot(whole, group.C.apply(whole))

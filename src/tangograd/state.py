@@ -31,6 +31,7 @@ class Group(NamedTuple):
         dt: ``δt_k``.
         prior: λ of the Gaussian prior.
         velocity_norm: ``vᵀ C⁻¹ v``, or NaN if it has to be computed.
+        steps: the number of steps taken.
     """
 
     params: list[Tensor]
@@ -44,6 +45,7 @@ class Group(NamedTuple):
     dt: float
     prior: float
     velocity_norm: float
+    steps: int
 
     @property
     def trainable(self) -> list[int]:
@@ -80,6 +82,7 @@ def group_in_step(options: Mapping[str, Any], state: State) -> Group:
         dt=learning_rate(options),
         prior=prior,
         velocity_norm=options["velocity_norm"],
+        steps=options["steps"],
     )
 
 

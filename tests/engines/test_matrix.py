@@ -91,7 +91,7 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
         return
     found, v, optimizer = bracket_of(model, x.clone(), y, engine)
     random_state, buffers = torch.get_rng_state(), deepcopy(list(model.buffers()))
-    chosen = optimizer._engine.chosen(Site(model))
+    chosen = optimizer._blocks.engine.chosen(Site(model))
     assert chosen.name == (CHOSEN.get(name, "dual") if engine == "auto" else engine)
     torch.testing.assert_close(
         found, wanted(twin, x, y, v), rtol=0, atol=1e-10 if chosen.exact else 1e-6

@@ -52,7 +52,7 @@ def test_dual_numbers_are_lean_through_convolutions_and_pooling():
     model = nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU(), nn.MaxPool2d(2), nn.Flatten())
     optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None)
     fit(optimizer, model, torch.randn(5, 1, 6, 6), torch.randint(8, (5,)))
-    engine = optimizer._engine.chosen(Site(model))
+    engine = optimizer._blocks.engine.chosen(Site(model))
     assert engine.name == "dual"
     assert engine.graph_free
 
@@ -176,7 +176,7 @@ def test_an_operation_met_later_makes_the_choice_anew():
     with pytest.raises(NotImplementedError, match="custom autograd.Function"):
         fit(optimizer, model, x, y)
     fit(optimizer, model, x, y)
-    assert optimizer._engine.chosen(Site(model)).name == "double-backward"
+    assert optimizer._blocks.engine.chosen(Site(model)).name == "double-backward"
 
 
 def physics_informed(model, likelihood, x, y):
@@ -311,7 +311,7 @@ def test_kronecker_factors_are_learned_where_dual_numbers_are_not_lean():
     for _ in range(6):
         for model, optimizer, likelihood in zip(models, optimizers, likelihoods, strict=True):
             fit(optimizer, model, x, y, 1, likelihood)
-    assert not optimizers[1]._engine.chosen(Site(models[1])).graph_free
+    assert not optimizers[1]._blocks.engine.chosen(Site(models[1])).graph_free
     factors = [o.param_groups[0]["preconditioner"].state_dict()["averages"] for o in optimizers]
     assert len(factors[0]) == 2
     torch.testing.assert_close(factors[1], factors[0], rtol=1e-10, atol=1e-12)
@@ -379,7 +379,7 @@ def test_an_optimizer_can_be_copied_with_its_engine():
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
     fit(optimizer, model, x, y)
-    assert deepcopy(optimizer)._engine.name == "two-pass"
+    assert deepcopy(optimizer)._blocks.engine.name == "two-pass"
 
 
 @pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
@@ -419,7 +419,7 @@ def test_the_compiled_engine_runs_a_compiled_module_with_its_hooks(monkeypatch):
 def test_the_compiled_engine_runs_the_model_once():
     model, x = mlp(), torch.randn(5, 3)
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="compiled")
-    chosen = optimizer._engine.select(Site(model), Compiled())
+    chosen = optimizer._blocks.engine.select(Site(model), Compiled())
     chosen.run = lambda call, *_: call.forward(*call.args)
     with pytest.raises(RuntimeError, match="once in a `tangents` block"), optimizer.tangents(model):
         model(x)

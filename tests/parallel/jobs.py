@@ -388,11 +388,11 @@ def squared_probe(draws=200, wrapped=True):
     for _ in range(draws):
         with optimizer.tangents(model):
             likelihood(model(x[rows]), y[rows])
-        pulled = optimizer._pending.blocks[-1].pulled
+        pulled = optimizer._blocks.pending.blocks[-1].pulled
         pulled[0].share.add(torch.ones(()))
         h = probe(pulled, list(model.parameters()), communicator_for(model))
         total += float(sum(piece.square().sum() for piece in h)) / draws
-        optimizer._pending.blocks.clear()
+        optimizer._blocks.pending.blocks.clear()
     return total
 
 

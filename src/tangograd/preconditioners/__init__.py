@@ -24,7 +24,9 @@ Learned ones are refreshed now and then, from gradients and never from the veloc
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
+from functools import cache
 
 from tangograd.preconditioners.base import Identity, Preconditioner
 from tangograd.preconditioners.diagonal import InverseDiagonal, RMSProp
@@ -52,8 +54,21 @@ PRECONDITIONERS: dict[str | None, Callable[[], Preconditioner]] = {
 }
 
 
-def resolve(preconditioner: str | Preconditioner | None) -> Preconditioner:
-    """Return the object that a user's ``preconditioner=`` means."""
+logger = logging.getLogger("tangograd")
+
+
+def resolve(
+    preconditioner: str | Preconditioner | None, *, sharded: bool = False
+) -> Preconditioner:
+    """Return the object that a user's ``preconditioner=`` means.
+
+    Args:
+        preconditioner: a name or an object.
+        sharded: whether parameters are shards, of which ``"auto"`` can only have the diagonal.
+    """
+    if preconditioner == "auto" and sharded:
+        _say_diagonal()
+        preconditioner = "diagonal"
     if isinstance(preconditioner, Preconditioner):
         return preconditioner
     if not isinstance(preconditioner, str | None) or preconditioner not in PRECONDITIONERS:
@@ -63,3 +78,12 @@ def resolve(preconditioner: str | Preconditioner | None) -> Preconditioner:
             f"(Diagonal, Dense, or your own Preconditioner); got {preconditioner!r}"
         )
     return PRECONDITIONERS[preconditioner]()
+
+
+@cache
+def _say_diagonal() -> None:
+    """Say, once in a process, that parameters sharded by ``fully_shard`` have the diagonal."""
+    logger.info(
+        'preconditioner="auto" is "diagonal" for parameters sharded by fully_shard: Kronecker '
+        "factors multiply whole matrices"
+    )

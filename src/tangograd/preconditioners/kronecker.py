@@ -20,9 +20,9 @@ class Kronecker(Preconditioner):
     """``C = (A + α I)⁻¹ ⊗ (G + β I)⁻¹`` for each layer, the inverse diagonal Fisher elsewhere.
 
     A and G are second moments of a layer's inputs and of the cotangents of its outputs (K-FAC's
-    factors), averaged over refreshes. The damping ``α β`` is set by the mean curvature of the layers
-    (:meth:`_set`), so there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the
-    limit is exact with any C.
+    factors), averaged over refreshes. The damping ``α β`` follows from the mean curvature of the
+    layers, so there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the limit is
+    exact with any C.
 
     Example: for one sample a and one output, A is ``a aᵀ``.
 
