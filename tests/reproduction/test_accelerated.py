@@ -51,10 +51,6 @@ def measured():
     return accelerated.measure(Setting("accelerated", quick=True))
 
 
-def test_holds(small):
-    assert measured().holds
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

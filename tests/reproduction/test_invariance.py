@@ -56,10 +56,6 @@ def test_linear_invariance_needs_the_preconditioner(quick, monkeypatch):
     assert claim.linear_error(quick) > 1e-3
 
 
-def test_holds(quick):
-    assert claim.measure(quick).holds
-
-
 def test_the_outer_product_is_refuted(quick, monkeypatch):
     """It is not the Fisher matrix unless the data follow the model."""
     monkeypatch.setattr(preconditioning, "LONG_TIME", 0.3)

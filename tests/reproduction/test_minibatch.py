@@ -65,10 +65,6 @@ def wrong(monkeypatch, change):
     return [v.holds for v in minibatch.measure(Setting("minibatch", quick=True)).verdicts]
 
 
-def test_all_hold(monkeypatch):
-    assert all(wrong(monkeypatch, lambda k: {}))
-
-
 def test_a_missing_factor_is_refuted(monkeypatch):
     """In v, in θ, and against the kernel; what is said of its absence still holds."""
 

@@ -17,10 +17,6 @@ def test_slopes_and_extrapolation_of_a_known_error():
     assert noise_free.extrapolated(errors) == pytest.approx(7, rel=1e-8)
 
 
-def test_holds():
-    assert noise_free.measure(Setting("noise-free")).holds
-
-
 def _forgotten(gamma, dt, steps, damped, path, right=gaussian.noise_free):
     right(gamma, dt, steps, False, path)
 

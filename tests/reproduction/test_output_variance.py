@@ -67,10 +67,6 @@ def quick():
     return Setting("output-variance", quick=True)
 
 
-def test_holds(quick):
-    assert claim.measure(quick).holds
-
-
 def test_sigma_is_no_rescaling_for_the_outer_product(quick, monkeypatch):
     assert claim.rescaling_error(quick) < 1e-12
     monkeypatch.setattr(claim, "SAMPLED", claim.EMPIRICAL)

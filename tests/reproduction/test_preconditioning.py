@@ -37,10 +37,6 @@ def test_expected_steps(quick):
     assert np.isclose(needed["no C"], slowest, rtol=0.03)
 
 
-def test_holds(quick):
-    assert claim.measure(quick).holds
-
-
 def test_another_root_is_refuted(quick, monkeypatch):
     assert claim.change_of_variable_error(quick) < 1e-12
     monkeypatch.setattr(claim, "root", lambda C: Coordinates("C⁻¹θ", AFFINE, C))

@@ -1,8 +1,8 @@
 """The claims of the TANGO paper, each measured in one module.
 
-``tangograd reproduce`` runs them. ``claims.md`` holds the text of every claim, and the module of the
-same name holds ``measure(setting)``, which returns verdicts and the description of a figure. The
-results are written as JSON, PNG and one HTML page.
+``tangograd reproduce`` runs them. ``claims.md`` holds the text of every claim, and the module of
+the same name holds ``measure(setting)``, which returns verdicts and the description of a figure.
+The results are written as JSON, PNG and one HTML page.
 """
 
 import re

@@ -42,8 +42,8 @@ class Setting:
     def map(self, run: Callable[[Any], T], over: Iterable[Any], share: float) -> list[T]:
         """Return ``[run(x) for x in over]``, computed by two threads.
 
-        The kernels release the interpreter's lock, so this uses two cores. ``share`` is the fraction
-        of the claim's work that is done here.
+        The kernels release the interpreter's lock, so this uses two cores. ``share`` is the
+        fraction of the claim's work that is done here.
         """
         items = list(over)
 

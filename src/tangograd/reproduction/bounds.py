@@ -7,8 +7,8 @@ is then not reached: with ``w = (I-γÂ)v``, ``E‖w‖² ≤ (1-γλ) E‖v‖�
 ``E‖v‖² ≤ (2√(1-γλ) + γλ) σ²/λ² ≤ 2σ²/λ²``.
 
 A rare event comes close to that 2. The model gives it the probability p, the data never show it, so
-that ``g = p`` and v grows by γp a step, until a pseudo-sample is the event and v restarts near 0: an
-exponential distribution, whose second moment is twice its squared mean.
+that ``g = p`` and v grows by γp a step, until a pseudo-sample is the event and v restarts near 0:
+an exponential distribution, whose second moment is twice its squared mean.
 """
 
 from __future__ import annotations

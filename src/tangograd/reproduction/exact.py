@@ -1,16 +1,16 @@
 """Exact moments of TANGO's velocity, for models whose gradients have a known distribution.
 
-At a fixed θ, with ``P = (1-δt)(I - γ F̂)``, the velocity obeys ``v_k = P_k v_{k-1} + γ g_k``; the pairs
-(P_k, g_k) are independent and identically distributed. So its moments obey linear recursions
+At a fixed θ, with ``P = (1-δt)(I - γ F̂)``, the velocity obeys ``v_k = P_k v_{k-1} + γ g_k``; the
+pairs (P_k, g_k) are independent and identically distributed. So its moments obey linear recursions
 without noise, and where a moment is finite it is the solution of a linear system:
 
 * mean: ``m = ((1-δt) E F̂ + (δt/γ) I)⁻¹ E g``, for any γ for which the next line holds;
 * second moment: ``S = E[P S P] + γ E[P m gᵀ + g mᵀ P] + γ² E[g gᵀ]``, finite if and only if the
   spectral radius of ``S ↦ E[P S P]`` is below 1.
 
-A :class:`Law` is the distribution of the gradients of one sample, as points and weights of a cubature
-formula that is exact for the polynomials that occur. A :class:`Regression` gives the law at every
-θ of a linear regression, where the moments of θ and v together obey a linear recursion as well.
+A :class:`Law` is the distribution of the gradients of one sample, as points and weights of a
+cubature formula that is exact for the polynomials that occur. A :class:`Regression` gives the law
+at every θ of a linear regression, where the moments of θ and v together obey a linear recursion.
 """
 
 from __future__ import annotations
@@ -219,8 +219,8 @@ class Law:
     def diffusion(self, gamma: float) -> Array:
         """Return the rate of variance of θ in units of δt: ``F⁻¹ N F⁻¹`` as δt → 0, g ⊥ g̃.
 
-        v has the mean ``F⁻¹ E g`` and the second moment M. The noise of θ is that of its martingale,
-        ``N = Cov(g - F̂v) = E ggᵀ + E[F̂MF̂] - 2 E g E gᵀ`` where g and F̂ are independent.
+        v has the mean ``F⁻¹ E g`` and the second moment M. The noise of θ is that of its
+        martingale, ``N = Cov(g - F̂v) = E ggᵀ + E[F̂MF̂] - 2 E g E gᵀ`` where g and F̂ are independent.
         """
         noise = self._gradient_square + self.sandwich(self.second_moment(gamma))
         noise -= 2 * np.outer(self.gradient, self.gradient)
@@ -358,9 +358,9 @@ class Regression:
     ) -> Array:
         """Return ``E uuᵀ``, ``u = (v, e, 1)`` with ``e = θ - θ*``, after 0, …, ``steps`` steps.
 
-        The shape is (steps + 1, 2d + 1, 2d + 1). With ``w = ((1-δt) v, e, 1)`` a step is ``v' = G w``
-        for a matrix G that depends on the sample alone, and ``e' = e - δt v'``; so the second moments
-        are multiplied by ``E[G⊗G]``, which for a mean over a batch is
+        The shape is (steps + 1, 2d + 1, 2d + 1). With ``w = ((1-δt) v, e, 1)`` a step is
+        ``v' = G w`` for a matrix G that depends on the sample alone, and ``e' = e - δt v'``. So
+        the second moments are multiplied by ``E[G⊗G]``, which for a mean over a batch is
         ``E[G⊗G]/B + (1-1/B) E G⊗E G``.
 
         Args:
@@ -399,7 +399,7 @@ class Regression:
         return out
 
     def excess(self, error: ArrayLike, **options: object) -> Array:
-        """Return ``½ E eᵀΦe``, the expected excess loss times σ², after each step of :meth:`path`."""
+        """Return ``½ E eᵀΦe``, σ² times the expected excess loss, after each step of a path."""
         d = self.x.shape[1]
         squares = self.path(error, **options)[:, d:-1, d:-1]  # type: ignore[arg-type]
         phi = (self.weights[:, None] * self.x).T @ self.x

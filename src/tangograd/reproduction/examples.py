@@ -55,9 +55,9 @@ class Example:
     ) -> Run:
         """Run TANGO at the fixed θ; infinite velocities are replaced by finite, huge ones."""
         run = tango(
-            self.model, self.theta, gamma=gamma, dt=dt, steps=steps, rng=rng, constants=self.constants,
-            v=v, C=C, batch=self.law.batch, rank_one=self.law.rank_one, frozen=True,
-            records=records,
+            self.model, self.theta, gamma=gamma, dt=dt, steps=steps, rng=rng,
+            constants=self.constants, v=v, C=C, batch=self.law.batch,
+            rank_one=self.law.rank_one, frozen=True, records=records,
         )  # fmt: skip
         return run._replace(v=finite(run.v), largest=float(finite(run.largest)))
 

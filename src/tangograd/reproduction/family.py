@@ -71,7 +71,7 @@ def noise_free_peak(dt: float) -> float:
 
 
 def measure(setting: Setting) -> Result:
-    """Measure peaks of σ and deviations from the natural gradient for each δt, and SGD at δt = 1."""
+    """Measure peaks of σ and deviations from the natural gradient for each δt, and SGD."""
     n, pairs, rates = (24, 24, DRAWN) if setting.quick else (100, 60, RATES)
     alike = [setting.generators(pairs, "sgd") for _ in range(4)]
     compared = setting.map(against_sgd, zip(*alike, strict=True), 0.1)
@@ -106,7 +106,8 @@ def measure(setting: Setting) -> Result:
     )
     right = fig.panel(
         every, fig.curve(CURVE, noise_free, fig.BLACK, "without noise", 1),
-        fig.limit(26**0.5, fig.GREY, lw=6, alpha=0.45), fig.limit(GAMMA, fig.GREY, axis="x", ls=":"),
+        fig.limit(26**0.5, fig.GREY, lw=6, alpha=0.45),
+        fig.limit(GAMMA, fig.GREY, axis="x", ls=":"),
         fig.text(GAMMA / 1.2, 0.75, "δt = γ", fig.GREY), log="xy", xlabel="δt", ylabel="σ",
         xlim=(2, 5e-6), ylim=(0.6, 60), title="Largest σ of a run",
     )  # fmt: skip

@@ -78,7 +78,7 @@ def measure(setting: Setting) -> Result:
             fig.path(runs["sgd"][0], fig.BLUE, "SGD"),
             *fig.ends((0, 1), (10, 1)),
             title=f"TANGO at δt = {dt:g}", xlabel="μ", ylabel="σ", aspect="equal",
-            xlim=(-0.6, 10.6), ylim=(0, 14),
+            xlim=(-0.6, 10.6), ylim=(0, 10.6),
         )
         for dt, paths in zip(RATES, runs.values(), strict=False)
     ]  # fmt: skip

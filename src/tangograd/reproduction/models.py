@@ -35,7 +35,7 @@ def chosen(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def coin(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """A coin, ``P(1) = 1/(1+e^-θ)``, on data that are 1 with probability ``constants[0]``."""
+    """Draw a coin, ``P(1) = 1/(1+e^-θ)``, and data that are 1 with probability ``constants[0]``."""
     p = 1 / (1 + math.exp(-theta[0]))
     g[0] = p - (1.0 if rng.random() < constants[0] else 0.0)
     g_tilde[0] = p - (1.0 if rng.random() < p else 0.0)
@@ -43,10 +43,10 @@ def coin(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def gaussian_in_coordinates(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """N(μ, σ²) on data from N(constants[1], constants[2]²), in the coordinates ``constants[0]``.
+    """Draw a sample of N(μ, σ²) on data from N(constants[1], constants[2]²).
 
-    AFFINE is φ with ``(μ, ln σ) = S φ``, S = constants[3:7]; STANDARD is ``(μ, σ)``; NATURAL is
-    ``(μ/σ², -1/2σ²)``.
+    The coordinates are ``constants[0]``: AFFINE is φ with ``(μ, ln σ) = S φ``, S = constants[3:7];
+    STANDARD is ``(μ, σ)``; NATURAL is ``(μ/σ², -1/2σ²)``.
     """
     s00, s01, s10, s11 = constants[3], constants[4], constants[5], constants[6]
     mu = s00 * theta[0] + s01 * theta[1]
@@ -67,7 +67,7 @@ def gaussian_in_coordinates(theta, rng, constants, g, g_tilde):  # type: ignore[
 
 @njit(cache=True)
 def batches(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """:func:`~tangograd.stream.models.linear`, with a batch as one sample.
+    """Draw a batch of :func:`~tangograd.stream.models.linear` as one sample.
 
     g is the mean of ``B = constants[0]`` gradients, g̃ the mean of B pseudo-gradients times
     ``constants[1]``: with √B there, ``g̃g̃ᵀ`` is B times the outer product of the mean.
@@ -84,7 +84,7 @@ def batches(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def correlated_regression(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """Linear regression with noise of variance 1 in the model, θ being the distance to the truth.
+    """Draw a sample of a linear regression, θ being the distance to the truth and σ = 1.
 
     The features are Gaussian, of variance 1, with correlations ``ρ^|i-j|``. The constants are the
     Fisher estimate, ρ and the standard deviation of the noise in the data. For SAMPLED,
@@ -109,7 +109,7 @@ def correlated_regression(theta, rng, constants, g, g_tilde):  # type: ignore[no
 
 @njit(cache=True)
 def arctan_regression(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """Regression ``y ~ N(f(⟨x, θ⟩), σ²)`` with ``f(u) = arctan(b u)/b``, the identity for b = 0.
+    """Draw a sample of ``y ~ N(f(⟨x, θ⟩), σ²)``, ``f(u) = arctan(b u)/b``, f(u) = u for b = 0.
 
     ``constants = [Fisher estimate, b, noise, σ, *scales, *truth]``.
     """
@@ -136,7 +136,7 @@ def arctan_regression(theta, rng, constants, g, g_tilde):  # type: ignore[no-unt
 
 @njit(cache=True)
 def signs(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """Linear regression with the features ±s_i and the truth 0, pseudo-samples integrated out.
+    """Draw from a linear regression with features ±s_i and truth 0, without pseudo-samples.
 
     ``g̃ = x``, so ``g̃ᵀCg̃ = Σ C_i s_i²`` always. ``constants = [noise, *scales]``.
     """
@@ -150,7 +150,7 @@ def signs(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
 
 @njit(cache=True)
 def rows(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]  # noqa: ARG001
-    """A quadratic without noise: samples ``x_i = √(d h_i) e_i``, y = 0, one after the other.
+    """Return the next row ``x_i = √(d h_i) e_i``, y = 0, of a quadratic without noise.
 
     Over a batch of d samples the gradient is Hθ and the mean of ``g̃g̃ᵀ`` is H, ``H = diag(h)``.
     ``constants = [i, h_1, …, h_d]``, and i is advanced.
@@ -166,7 +166,7 @@ def rows(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]  # 
 
 @njit(cache=True)
 def kinked(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def] # noqa: ARG001
-    """``ℓ = |θ|`` for ``|θ| ≥ γ/2``, and inside two half parabolas with the minimum at x.
+    """Return the gradient of ``|θ|``, with two half parabolas and the minimum x for |θ| < γ/2.
 
     ``constants = [γ, x]``. There is no model p_θ: the Fisher estimate is 1, that is g̃ = 1.
     """

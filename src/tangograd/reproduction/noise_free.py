@@ -35,7 +35,7 @@ def local_slopes(errors: Array) -> Array:
 
 
 def extrapolated(errors: Array) -> float:
-    """Return the constant c from the last three errors by Richardson's method: ``c (1 + O(δt³))``."""
+    """Return c from the last three errors by Richardson's method: ``c (1 + O(δt³))``."""
     ratios = (errors / np.array(RATES))[-3:]
     once = 2 * ratios[1:] - ratios[:-1]
     return float((4 * once[1] - once[0]) / 3)
