@@ -63,7 +63,7 @@ def test_noise():
 
 
 def test_velocity_covariance_is_at_rest():
-    W = model.velocity_covariance(THETA, GAMMA)
+    W = gaussian_law(model.M, THETA).covariance(GAMMA)
     F, gradient = fisher_and_gradient(THETA)
     f, P = np.linalg.solve(F, gradient), np.eye(2) - GAMMA * F
     after = P @ W @ P + GAMMA**2 * dense_noise(THETA, W + np.outer(f, f), 1.0)
@@ -228,7 +228,7 @@ def test_diffusion_for_small_gamma_is_the_noise_of_the_gradient():
     products = law.g_tilde * (law.g_tilde @ inverse @ first)[:, None]
     second = (law.weights[:, None] * law.g).T @ law.g
     noise = second - 2 * np.outer(first, first) + (law.weights[:, None] * products).T @ products
-    assert np.allclose(law.diffusion(1e-7), inverse @ noise @ inverse, rtol=1e-5)
+    assert np.allclose(law.diffusion(1e-5), inverse @ noise @ inverse, rtol=1e-3)
     with pytest.raises(ValueError, match="second moment"):
         law.diffusion(1.0)
 

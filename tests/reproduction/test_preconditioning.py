@@ -56,5 +56,5 @@ def test_another_speed_is_refuted(quick, monkeypatch, wrong):
     right = claim.tango
     monkeypatch.setattr(claim, "tango", lambda *args, **options: right(*args, **wrong(options)))
     name, C, gamma = claim.learned(quick)[1]
-    verdict, _ = claim._speed(quick, name, C, gamma, "black")
+    verdict, *_ = claim._speed(quick, name, C, gamma, "black")
     assert not verdict.holds

@@ -212,4 +212,8 @@ def measure(setting: Setting) -> Result:
     )  # fmt: skip
     title, ylabel = f"With noise, κ = {NOISY:g}", "excess loss / initial"
     panels = [left, fig.panel(*right, log="y", xlabel="step", title=title, ylabel=ylabel)]
-    return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=4))
+    samples = {
+        "tango": tangos.excess[:, tangos.target],
+        "accelerated": quick.excess[:, quick.target],
+    }
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=4), samples)

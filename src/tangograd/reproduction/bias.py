@@ -13,6 +13,7 @@ from numpy.polynomial.hermite_e import hermegauss
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
 from tangograd.reproduction.base import Array, Result, Setting
+from tangograd.reproduction.exact import gaussian_law
 from tangograd.reproduction.gaussian import TAU, M
 from tangograd.reproduction.models import kinked
 from tangograd.reproduction.verdicts import Verdict, exact, mean, quantile
@@ -76,12 +77,9 @@ def tango_bias(gamma: float) -> float:
     """Return TANGO's mean variance minus 1, over δt, as δt → 0.
 
     At the optimum the natural gradient is ``f = (x, (1-(1+x²)e⁻²ˢ)/2)``, so that ``Df = I`` and
-    ``E s = E x²/2 + E s²``. The covariance of (x, s) is half of what noise adds in a unit of time,
-    ``S = ((W A⁻¹ + A⁻¹ W)/γ - W) δt/2``.
+    ``E s = E x²/2 + E s²``. The covariance of (x, s) is half of what noise adds in a unit of time.
     """
-    theta = np.array(OPTIMUM)
-    W, A = gaussian.velocity_covariance(theta, gamma), gaussian.fisher(theta)
-    S = ((W / A + (W / A).T) / gamma - W) / 2
+    S = gaussian_law(M, OPTIMUM).diffusion(gamma) / 2
     return float(2 * (S[0, 0] / 2 + S[1, 1]))
 
 

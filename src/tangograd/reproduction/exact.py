@@ -214,18 +214,21 @@ class Law:
     def fluctuation(self, gamma: float) -> float:
         """Return the stationary ``E‖v-m‖²/‖m‖²`` at δt = 0, m the natural gradient."""
         m = self.limit(gamma)
-        return float(np.trace(self.second_moment(gamma)) / (m @ m) - 1)
+        return float(np.trace(self.covariance(gamma)) / (m @ m))
+
+    def covariance(self, gamma: float) -> Array:
+        """Return the stationary covariance W of v at δt = 0."""
+        m = self.limit(gamma)
+        return self.second_moment(gamma) - np.outer(m, m)
 
     def diffusion(self, gamma: float) -> Array:
-        """Return the rate of variance of θ in units of δt: ``F⁻¹ N F⁻¹`` as δt → 0, g ⊥ g̃.
+        """Return the rate of variance of θ in units of δt, as δt → 0.
 
-        v has the mean ``F⁻¹ E g`` and the second moment M. The noise of θ is that of its
-        martingale, ``N = Cov(g - F̂v) = E ggᵀ + E[F̂MF̂] - 2 E g E gᵀ`` where g and F̂ are independent.
+        The autocovariance of v is ``(I - γF)^k W``; its sum over all k is ``(F⁻¹W + WF⁻¹)/γ - W``.
         """
-        noise = self._gradient_square + self.sandwich(self.second_moment(gamma))
-        noise -= 2 * np.outer(self.gradient, self.gradient)
-        half = np.linalg.solve(self.fisher, noise)
-        return np.asarray(np.linalg.solve(self.fisher, half.T), np.float64)
+        W = self.covariance(gamma)
+        half = np.linalg.solve(self.fisher, W) / gamma
+        return np.asarray(half + half.T - W, np.float64)
 
     @cached_property
     def _gradient_square(self) -> Array:

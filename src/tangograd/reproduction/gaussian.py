@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
@@ -134,20 +134,8 @@ def noise(mu, s, v11, v12, v22, keep):  # type: ignore[no-untyped-def]
     )
 
 
-def velocity_covariance(theta: Array, gamma: float) -> Array:
-    """Return ``W``, the stationary covariance of v at a fixed θ, as δt → 0."""
-    f = natural_gradient(theta)
-    return gaussian_law(M, theta).second_moment(gamma) - np.outer(f, f)
-
-
-@dataclass(frozen=True)
-class Expansion:
-    """``θ_{T/δt} - θ(T) ≈ √δt N(0, S) + δt b`` as δt → 0.
-
-    Attributes:
-        b: the bias is ``δt b``.
-        S: the covariance is ``δt S``.
-    """
+class Expansion(NamedTuple):
+    """``θ_{T/δt} - θ(T) ≈ √δt N(0, S) + δt b`` as δt → 0."""
 
     b: Array
     S: Array
@@ -159,8 +147,8 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
     Write ``θ = θ(t) + x`` and average over the fast v, whose covariance is W, with f, A and W taken
     at θ(t). To first order in δt the moments of x, v and ``x vᵀ`` close:
 
-    * ``S' = -Df S - S Dfᵀ + (W A⁻¹ + A⁻¹ W)/γ - W``, which is the linearised stochastic
-      differential equation with the noise ``A⁻¹(ξ-ζ)``;
+    * ``S' = -Df S - S Dfᵀ + D``, D the diffusion: the linearised stochastic differential equation
+      with the noise ``A⁻¹(ξ-ζ)``;
     * ``b' = -Df b - ½ D²f:S - A⁻¹ Σᵢ ∂ᵢA (W A⁻¹)ᵢ/γ + A⁻¹(I/γ - A) f - A⁻¹ Df f/γ + ½ Df f``: the
       curvature of f, the correlation of θ and v, the damping δt/γ, the lag of v, and Euler's steps;
     * ``b(0) = ((γA)⁻¹ - I) f``, since v starts at 0 and not at f.
@@ -177,13 +165,14 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
         f, A, Df = natural_gradient(theta), fisher(theta), derivative(theta)
         p, (ap, q) = A[0], Df[1]
         D2f = np.array([[-p, -2 * ap], [-2 * ap, -2 * q]])  # of f₂; that of f₁ is 0
-        W = velocity_covariance(theta, gamma) if noisy else np.zeros((2, 2))
+        law, nothing = gaussian_law(M, theta), np.zeros((2, 2))
+        W, D = (law.covariance(gamma), law.diffusion(gamma)) if noisy else (nothing, nothing)
         curvature = np.array([0.0, (D2f * S).sum() / 2])
         correlation = np.array([-2 * p * W[1, 0] / A[0], 0.0]) / (gamma * A)  # ∂A/∂s = diag(-2p, 0)
         damping = (1 / gamma - A) * f / A if damped else 0.0
         lag = Df @ f / (gamma * A)
         db = -Df @ b - curvature - correlation + damping - lag + Df @ f / 2
-        dS = -Df @ S - S @ Df.T + (W / A + (W / A).T) / gamma - W
+        dS = D - Df @ S - S @ Df.T
         return np.concatenate([-f, db, dS.ravel()])
 
     theta = np.array(START)

@@ -64,7 +64,7 @@ def linear_error(setting: Setting) -> float:
 
 def _sgd(
     setting: Setting, coordinates: Coordinates, rate: float, time: float
-) -> tuple[Verdict, Array, Array]:
+) -> tuple[Verdict, list[float], Array, Array]:
     """Run SGD, which is TANGO at δt = 1, up to the gradient flow's largest σ²."""
     name, limit = coordinates.name, gradient_flow(coordinates, time)
     at, expected = peak(limit)
@@ -72,12 +72,12 @@ def _sgd(
     paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
     what = f"median σ² of SGD where its flow has the peak, {name}"
     # the bias of SGD is of the order of its relative variance, 0.02² or less
-    interval = quantile([np.exp(2 * path[-1, 1]) for path in paths])
-    verdict = interval.near(what, expected, within=0.01 * expected)
+    found = [float(np.exp(2 * path[-1, 1])) for path in paths]
+    verdict = quantile(found).near(what, expected, within=0.01 * expected)
     (rng,) = setting.generators(1, f"{name}, SGD shown")
     shown = run_in(coordinates, rate, round(time / rate), rng, dt=1.0, records=5000)
     limit = half_plane(gaussian.thinned(limit[:, 1:]))
-    return verdict, half_plane(gaussian.thinned(shown)), limit
+    return verdict, found, half_plane(gaussian.thinned(shown)), limit
 
 
 def measure(setting: Setting) -> Result:
@@ -85,12 +85,13 @@ def measure(setting: Setting) -> Result:
     what = "TANGO in (μ, ln σ) minus that in turned coordinates, C turned too"
     verdicts, peaks = [exact(what, linear_error(setting), 1e-10)], []
     setting.advance(0.04)
-    left, right = [natural_path()], [natural_path()]
+    left, right, samples = [natural_path()], [natural_path()], dict[str, Any]()
     for (where, gamma, rate, time), colour in zip(COORDINATES, COLOURS, strict=True):
-        verdict, path = distances(setting, where.name, where, gamma)
+        verdict, near, path = distances(setting, where.name, where, gamma)
         verdicts.append(verdict)
         right.append(fig.path(path, colour, f"in {where.name}"))
-        verdict, path, limit = _sgd(setting, where, rate, time)
+        verdict, squares, path, limit = _sgd(setting, where, rate, time)
+        samples[where.name] = {"distances": near, "peaks": squares}
         peaks.append(verdict)
         left += [fig.path(path, colour, f"in {where.name}"), fig.expected(*limit.T)]
     left.append(fig.expected([], [], "SGD's limit in each"))
@@ -100,4 +101,5 @@ def measure(setting: Setting) -> Result:
         fig.panel(*left, *ends, title="SGD", **half),
         fig.panel(*right, *ends, title="TANGO", **half),
     ]
-    return Result([*verdicts, *peaks[2:]], fig.Picture(panels, (8.0, 4.4), legend=3))
+    picture = fig.Picture(panels, (8.0, 4.4), legend=3)
+    return Result([*verdicts, *peaks[2:]], picture, samples)

@@ -143,7 +143,7 @@ def measure(setting: Setting) -> Result:
     error, every = rescaling_error(setting), LONG // 100
     setting.advance(0.04)
     left, right, diverged = list[fig.Mark](), list[fig.Mark](), list[bool]()
-    fixed, long = list[Verdict](), list[Verdict]()
+    fixed, long, samples = list[Verdict](), list[Verdict](), dict[str, Array]()
     for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
         excess, largest = _fixed(setting, factor)
         steps, exactly = 5 * np.arange(excess.shape[1]), expected_fixed(factor)
@@ -153,11 +153,13 @@ def measure(setting: Setting) -> Result:
             continue
         left.append(fig.curve(steps, excess.mean(0), colour, name(factor), 2.5))
         left.append(fig.expected(steps, exactly[steps]))
+        samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
         what = f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
         fixed.append(mean(excess[:, LOOK // 5]).near(what, float(exactly[LOOK])))
     k = np.arange(every, LONG + 1, every)
     for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
         errors, squares = _empirical(setting, factor), expected_squares(factor)
+        samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]
         long.append(efficiency(factor, errors, squares))
         excess, exactly = (x @ D / (2 * NOISE**2) for x in (errors[:, 1:] ** 2, squares[k]))
         right += fig.averages(k, excess, exactly, colour)
@@ -185,4 +187,4 @@ def measure(setting: Setting) -> Result:
             title="g̃ = g, δt = 1/(1000+k)",
         ),
     ]  # fmt: skip
-    return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=5))
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=5), samples)

@@ -72,19 +72,23 @@ def change_of_variable_error(setting: Setting) -> float:
 
 def distances(
     setting: Setting, name: str, coordinates: Coordinates, gamma: float
-) -> tuple[Verdict, Array]:
-    """Test the distances of runs from the natural gradient at TIME; return a longer path, too."""
+) -> tuple[Verdict, Array, Array]:
+    """Test the distances of runs from the natural gradient at TIME; return a longer path, too.
+
+    Returns:
+        The verdict, the distances, and the path in (μ, σ).
+    """
     run, n = partial(run_in, coordinates, gamma, round(TIME / DT)), 40 if setting.quick else 300
     theta = np.array([path[-1] for path in setting.sample(run, n, name, 0.2)])
     expected = gaussian.median_distance(TIME, MEAN, gamma, coordinates.jacobian, DT)
     what = f"median distance from the natural gradient, {name}"
     # left out are terms of the relative orders δt/(γ λ_min) < 0.03 and √δt = 0.005, with constants
     # larger than 1: 4000 runs of each case were within 2%, and 7% for natural parameters
-    interval = quantile(gaussian.distance(theta, TIME, MEAN))
-    verdict = interval.near(what, expected, within=0.1 * expected)
+    found = gaussian.distance(theta, TIME, MEAN)
+    verdict = quantile(found).near(what, expected, within=0.1 * expected)
     rng, *_ = setting.generators(2, f"{name}, shown")
     path = run_in(coordinates, gamma, round(LONG_TIME / DT), rng, records=1000)
-    return verdict, half_plane(gaussian.thinned(path))
+    return verdict, found, half_plane(gaussian.thinned(path))
 
 
 def natural_path() -> fig.Mark:
@@ -117,7 +121,7 @@ def expected_excess(C: Array, gamma: float, steps: int) -> Array:
 
 def _speed(
     setting: Setting, name: str, C: Array, gamma: float, colour: str
-) -> tuple[Verdict, list[fig.Mark]]:
+) -> tuple[Verdict, Array, list[fig.Mark]]:
     """Run up to the step where the excess loss is expected to have fallen to GOAL."""
     expected = expected_excess(C, gamma, 30_000)
     steps = -(-int(np.argmax(expected < GOAL)) // 10) * 10
@@ -136,7 +140,7 @@ def _speed(
         fig.curve(10 * shown, excess.mean(0)[shown], colour, name, 2.5),
         fig.expected(10 * shown, expected[10 * shown]),
     ]
-    return mean(excess[:, -1]).near(what, float(expected[steps])), marks
+    return mean(excess[:, -1]).near(what, float(expected[steps])), excess[:, -1], marks
 
 
 def measure(setting: Setting) -> Result:
@@ -145,17 +149,18 @@ def measure(setting: Setting) -> Result:
     verdicts = [exact(what, change_of_variable_error(setting), 1e-10)]
     setting.advance(0.04)
     left, middle, right = [natural_path()], [natural_path()], list[fig.Mark]()
+    samples: dict[str, Array] = {}
     for (name, C, gamma, rate), colour in zip(
         PRECONDITIONERS, (fig.BLUE, fig.ORANGE, fig.GREEN), strict=True
     ):
-        verdict, path = distances(setting, name, root(C), gamma)
+        verdict, samples[name], path = distances(setting, name, root(C), gamma)
         verdicts.append(verdict)
         _, rng = setting.generators(2, f"{name}, shown")
         sgd = run_in(root(C), rate, 200_000, rng, dt=1.0, records=5000)  # TANGO at δt = 1
         left.append(fig.path(half_plane(gaussian.thinned(sgd)), colour, name))
         middle.append(fig.path(path, colour, name))
     for choice, colour in zip(learned(setting), (fig.RED, fig.PURPLE, fig.SKY), strict=True):
-        verdict, marks = _speed(setting, *choice, colour)
+        verdict, samples[choice[0]], marks = _speed(setting, *choice, colour)
         verdicts.append(verdict)
         right += marks
     half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.3, 3.3), "ylim": (0.8, 2.8)}
@@ -170,4 +175,4 @@ def measure(setting: Setting) -> Result:
         ),
     ]  # fmt: skip
     ratios = {"width_ratios": (1, 1, 1.25)}
-    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, ratios=ratios))
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, ratios=ratios), samples)

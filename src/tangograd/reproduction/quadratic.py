@@ -160,4 +160,5 @@ def measure(setting: Setting) -> Result:
         *fig.ends((0, 1), (10, 1)), legend="upper center",
         xlabel="μ", ylabel="σ", ylim=(0, 9), title=f"Gaussian model, δt = {DT:g}",
     )  # fmt: skip
-    return Result(verdicts, fig.Picture([left, right], (8.0, 4.2)))
+    samples = {"pull": noisy.pull, "ends": (theta - plain.theta)[-1].sum(1)}
+    return Result(verdicts, fig.Picture([left, right], (8.0, 4.2)), samples)
