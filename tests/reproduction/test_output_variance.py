@@ -48,7 +48,7 @@ def test_pseudo_gradients_have_the_fisher_matrix():
 def test_long_runs_tend_to_the_level_of_their_step(factor, limit, monkeypatch):
     """c²/(2c-1) as γ → 0 and k → ∞, from the optimum."""
     gamma = claim.empirical_gamma(factor) / 5
-    monkeypatch.setattr(claim, "LONG", 150_000)
+    monkeypatch.setattr(claim, "LONG", 100_000)
     monkeypatch.setattr(claim, "NEAR", 0.0)
     monkeypatch.setattr(claim, "empirical_gamma", lambda _: gamma)
     excess = claim.expected_squares(factor)[-1] @ claim.D / (2 * claim.NOISE**2)
