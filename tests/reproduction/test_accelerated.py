@@ -51,14 +51,6 @@ def measured():
     return accelerated.measure(Setting("accelerated", quick=True))
 
 
-def test_holds_and_draws(small):
-    from matplotlib.figure import Figure
-
-    result = measured()
-    assert result.holds
-    accelerated.draw(result.data, Figure())
-
-
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -5,7 +5,7 @@ import pytest
 
 from tangograd.reproduction import bias
 from tangograd.reproduction.base import Setting
-from tangograd.reproduction.gaussian_model import mean_and_covariance
+from tangograd.reproduction.gaussian import mean_and_covariance
 from tangograd.stream import averaged_sgd, tango
 
 
@@ -79,10 +79,7 @@ def test_averaged_sgd_in_place_of_tango_is_refuted(monkeypatch):
     monkeypatch.setattr(bias, "GAMMAS", (0.05,))
     assert bias.measure(Setting("bias", quick=True)).holds
 
-    def tango(*args, **options):  # the name is that of the column
-        return averaged_sgd(*args, **options)
-
-    monkeypatch.setattr(bias, "tango", tango)
+    monkeypatch.setattr(bias, "tango", averaged_sgd)
     failing = [v.what for v in bias.measure(Setting("bias", quick=True)).verdicts if not v.holds]
     assert [what.split("TANGO")[0] for what in failing] == [
         "(variance - 1)/γ by ",

@@ -22,7 +22,7 @@ def means(variant, steps, moving):
     return np.array(thetas), np.array(vs)
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 def test_exact_means(variant, monkeypatch):
     monkeypatch.setattr(minibatch, "STEPS", 1000)
     thetas, _ = means(variant, 1000, moving=True)
@@ -31,9 +31,9 @@ def test_exact_means(variant, monkeypatch):
     assert np.allclose(variant.average(400), vs[200::10].mean(0))
 
 
-@pytest.mark.parametrize("variant", VARIANTS, ids=str)
+@pytest.mark.parametrize("variant", VARIANTS, ids=lambda v: v.name)
 def test_the_limit_is_a_fixed_point(variant):
-    seen, m = variant.curvature, variant.limit()
+    seen, m = SCALES**2 / (1 if variant.factor else variant.batch), variant.limit()
     assert np.allclose(m, (1 - DT) * m + GAMMA * (SCALES**2 * START - (1 - DT) * seen * m))
 
 
@@ -63,10 +63,6 @@ def wrong(monkeypatch, change):
     monkeypatch.setattr(minibatch, "MOVING", (1, 16))
     monkeypatch.setattr(minibatch, "tango", lambda *a, **k: kernel(*a, **{**k, **change(k)}))
     return [v.holds for v in minibatch.measure(Setting("minibatch", quick=True)).verdicts]
-
-
-def test_all_hold(monkeypatch):
-    assert all(wrong(monkeypatch, lambda k: {}))
 
 
 def test_a_missing_factor_is_refuted(monkeypatch):

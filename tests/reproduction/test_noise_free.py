@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tangograd.reproduction import gaussian_model, noise_free
+from tangograd.reproduction import gaussian, noise_free
 from tangograd.reproduction.base import Setting
 
 RATES = np.array(noise_free.RATES)
@@ -17,23 +17,19 @@ def test_slopes_and_extrapolation_of_a_known_error():
     assert noise_free.extrapolated(errors) == pytest.approx(7, rel=1e-8)
 
 
-def test_holds():
-    assert noise_free.measure(Setting("noise-free")).holds
-
-
-def _forgotten(gamma, dt, steps, damped, path, right=gaussian_model.noise_free):
+def _forgotten(gamma, dt, steps, damped, path, right=gaussian.noise_free):
     right(gamma, dt, steps, False, path)
 
 
-def _a_step_short(gamma, dt, steps, damped, path, right=gaussian_model.noise_free):
+def _a_step_short(gamma, dt, steps, damped, path, right=gaussian.noise_free):
     right(gamma, dt, steps - 1, damped, path)
 
 
-def _steps_too_long(gamma, dt, steps, damped, path, right=gaussian_model.noise_free):
+def _steps_too_long(gamma, dt, steps, damped, path, right=gaussian.noise_free):
     right(gamma, dt * 1.001, steps, damped, path)
 
 
 @pytest.mark.parametrize("wrong", [_forgotten, _a_step_short, _steps_too_long])
 def test_wrong_recursions_are_refuted(monkeypatch, wrong):
-    monkeypatch.setattr(gaussian_model, "noise_free", wrong)
+    monkeypatch.setattr(gaussian, "noise_free", wrong)
     assert not noise_free.measure(Setting("noise-free")).holds

@@ -49,17 +49,6 @@ def test_mean_path(tangos):
         assert (np.abs(found.mean(0) - theta) < 5 * found.std(0) / np.sqrt(RUNS)).all()
 
 
-def test_averaged_flow_by_steps():
-    steps = 2000
-    fast, theta = np.zeros(2), np.zeros(2)
-    for _ in range(steps):
-        a, p = 10 - fast[0], np.exp(-2 * fast[1])
-        fast = fast - quadratic.GAMMA * np.array([-a * p, 1 - (1 + a * a) * p])
-        theta = theta + quadratic.DT * (fast - theta)
-    # steps of SGD are not small at the start, where gradients are 100
-    np.testing.assert_allclose(quadratic.averaged_flow(steps * quadratic.DT), theta, rtol=2e-3)
-
-
 @pytest.mark.parametrize("wrong", ["no ξ", "averaged SGD twice"])
 def test_wrong_algorithms_are_refuted(monkeypatch, wrong):
     if wrong == "no ξ":

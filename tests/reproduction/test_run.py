@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 
 from tangograd import reproduction
 from tangograd.cli import app
-from tangograd.reproduction import claims
+from tangograd.reproduction import claims, figures
 from tangograd.reproduction.base import Claim, Result, Setting
 from tangograd.reproduction.run import reproduce
 from tangograd.reproduction.verdicts import exact, mean
@@ -21,12 +21,11 @@ def fake(name, *, error=0.0, then=None):
             raise then
         setting.advance(1.0)
         x = setting.generators(1)[0].standard_normal(50)
-        return Result([exact("a < b", error, 1.0), mean(x).near("c", 0)], {"x": x.tolist()})
+        picture = figures.Picture([figures.panel(figures.curve(range(50), x, "black", "x"))])
+        verdicts = [exact("a < b", error, 1.0), mean(x).near("c", 0)]
+        return Result(verdicts, picture, {"x": x})
 
-    def draw(data, figure):
-        figure.subplots().plot(data["x"])
-
-    return Claim(name, f"title of {name}", "Section 0", "One & only.\n\nTwo.", measure, draw)
+    return Claim(name, f"title of {name}", "Section 0", ("One & only.", "Two."), measure)
 
 
 def run(*arguments):
@@ -65,10 +64,14 @@ def test_raw_results_are_enough_to_draw_again(tmp_path):
 
     (outcome,) = reproduce([fake("good")], tmp_path, seed=5, quick=True)
     kept = json.loads((tmp_path / "good.json").read_text())
-    assert kept["data"] == outcome.result.data
+    assert kept["samples"]["x"] == outcome.result.samples["x"].tolist()
     assert (kept["seed"], kept["quick"], kept["holds"]) == (5, True, True)
     assert kept["verdicts"][0]["what"] == "a < b"
-    outcome.claim.draw(kept["data"], Figure())
+    figure = Figure()
+    figures.draw(figures.Picture.from_json(kept["picture"]), figure)
+    (line,) = figure.axes[0].lines
+    assert line.get_ydata() == pytest.approx(kept["samples"]["x"])
+    assert (line.get_label(), line.get_color()) == ("x", "black")
 
 
 def test_what_is_not_finite_fails_and_is_written(tmp_path, monkeypatch):
@@ -147,11 +150,10 @@ def test_an_unknown_name_lists_the_known_ones(two, tmp_path):
 
 def test_a_folder_that_cannot_be_written_is_said_before_any_work(two, tmp_path, monkeypatch):
     work = []
-    claim = fake("good")
     monkeypatch.setattr(
         reproduction,
         "claims",
-        lambda: [Claim(claim.name, "t", "w", "s", lambda s: work.append(s), claim.draw)],
+        lambda: [Claim("good", "t", "w", ("s",), lambda s: work.append(s))],
     )
     (tmp_path / "file").write_text("not a folder")
     done = run("--output", tmp_path / "file" / "sub")
@@ -196,7 +198,7 @@ def test_the_whole_paper_quickly(tmp_path):
     assert list(page.sections) == [claim.name for claim in known]
     for claim in known:
         section = page.sections[claim.name]
-        for text in (claim.title, claim.where, *claim.sentences.split("\n\n")):
+        for text in (claim.title, claim.where, *claim.paragraphs):
             assert text in section["text"]
         assert len(section["images"]) == 1
         rows = page.rows[claim.name][1:]

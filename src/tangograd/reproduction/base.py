@@ -1,4 +1,4 @@
-"""What a claim is: a sentence, a measurement, and a picture of its data."""
+"""A claim of the paper: its text, a measurement, and a picture of the data."""
 
 from __future__ import annotations
 
@@ -6,51 +6,27 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
+from tangograd.reproduction.figures import Picture
 from tangograd.reproduction.verdicts import Verdict
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.figure import Figure
-
 T = TypeVar("T")
-
-#: Okabe and Ito's colours, told apart by colour-blind readers.
-BLUE, ORANGE, GREEN, RED, PURPLE, SKY, GREY = (
-    "#0072B2",
-    "#E69F00",
-    "#009E73",
-    "#D55E00",
-    "#CC79A7",
-    "#56B4E9",
-    "#666666",
-)
-
-
-def legend_below(figure: Figure, *axes: Axes, ncols: int) -> None:
-    """One legend for these axes, outside of the data."""
-    labelled = [ax.get_legend_handles_labels() for ax in axes]
-    figure.legend(
-        [handle for handles, _ in labelled for handle in handles],
-        [name for _, names in labelled for name in names],
-        loc="outside lower center",
-        ncols=ncols,
-        frameon=False,
-    )
+Array = NDArray[np.float64]
 
 
 @dataclass
 class Setting:
-    """How a claim is to be measured.
+    """The conditions under which a claim is measured.
 
     Attributes:
-        name: of the claim; its random numbers depend on it and on the seed alone.
-        seed: the user's.
-        quick: fewer samples.
-        advance: called with a fraction of the whole work when that much more is done.
+        name: name of the claim; its random numbers depend on the name and the seed alone.
+        seed: the user's seed.
+        quick: whether to draw fewer samples.
+        advance: callback, called with the fraction of the claim's work that was just done.
     """
 
     name: str
@@ -59,14 +35,15 @@ class Setting:
     advance: Callable[[float], None] = field(default=lambda _: None)
 
     def generators(self, n: int, what: str = "") -> list[np.random.Generator]:
-        """Independent random streams; other words for ``what`` give other streams."""
+        """Return n independent random streams; each ``what`` has streams of its own."""
         key = zlib.crc32(f"{self.name}/{what}".encode())
         return [np.random.default_rng(s) for s in np.random.SeedSequence([self.seed, key]).spawn(n)]
 
-    def several(self, run: Callable[[Any], T], over: Iterable[Any], share: float) -> list[T]:
-        """``[run(x) for x in over]`` on two threads; the whole is a share of the claim's work.
+    def map(self, run: Callable[[Any], T], over: Iterable[Any], share: float) -> list[T]:
+        """Return ``[run(x) for x in over]``, computed by two threads.
 
-        The kernels release the interpreter's lock, so this uses both cores.
+        The kernels release the interpreter's lock, so this uses two cores. ``share`` is the
+        fraction of the claim's work that is done here.
         """
         items = list(over)
 
@@ -82,23 +59,30 @@ class Setting:
                 pool.shutdown(cancel_futures=True)
                 raise
 
+    def sample(
+        self, run: Callable[[np.random.Generator], T], n: int, what: str, share: float
+    ) -> list[T]:
+        """Return n independent results of ``run(rng)``, with the random streams of ``what``."""
+        return self.map(run, self.generators(n, what), share)
+
 
 @dataclass(frozen=True)
 class Result:
-    """What was found.
+    """The result of a measurement.
 
     Attributes:
         verdicts: the rows of the table.
-        data: the raw results, plain numbers, lists and dicts, as written to JSON; the picture is
-            drawn from them alone.
+        picture: the figure.
+        samples: further raw results for the JSON file: plain numbers, lists and dicts.
     """
 
     verdicts: list[Verdict]
-    data: dict[str, Any]
+    picture: Picture
+    samples: dict[str, Any] = field(default_factory=dict)
 
     @property
     def holds(self) -> bool:
-        """Whether every verdict does."""
+        """Whether every verdict holds."""
         return all(verdict.holds for verdict in self.verdicts)
 
 
@@ -107,19 +91,15 @@ class Claim:
     """One claim of the paper.
 
     Attributes:
-        name: for the command line and file names.
+        name: name for the command line and for files.
         title: a few words.
-        where: in the paper.
-        sentences: the claim in our words, and what is shown; plain text, a paragraph or two.
+        where: place in the paper.
+        paragraphs: the claim in our words and what the picture shows, as plain text.
         measure: does the work.
-        draw: draws the data of a result on an empty figure.
-        size: of the figure, in inches; 8 wide is readable in a README.
     """
 
     name: str
     title: str
     where: str
-    sentences: str
+    paragraphs: tuple[str, ...]
     measure: Callable[[Setting], Result]
-    draw: Callable[[dict[str, Any], Figure], None]
-    size: tuple[float, float] = (8.0, 4.5)

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from tangograd.reproduction.base import GREEN, GREY, ORANGE, Claim, Result, Setting, legend_below
+from tangograd.reproduction import figures as fig
+from tangograd.reproduction.base import Array, Result, Setting
+from tangograd.reproduction.exact import Regression
+from tangograd.reproduction.models import batches
 from tangograd.reproduction.verdicts import exact, mean
 from tangograd.stream import Run, tango
-from tangograd.stream.models import linear
-
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Array = NDArray[np.float64]
 
 GAMMA, DT = 0.05, 2e-4
 SCALES, TRUTH, START = np.array([1.0, 0.5]), np.array([0.0, 0.0]), np.array([1.0, 1.0])
@@ -31,96 +27,55 @@ STEPS = round(TIME / DT)
 STRIDE = 10
 
 
-@njit(cache=True)
-def batches(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """:func:`~tangograd.stream.models.linear`, a batch in one sample.
-
-    g is the mean of ``B = constants[0]`` gradients, g̃ that of as many pseudo-gradients times
-    ``constants[1]``: √B there makes ``g̃g̃ᵀ`` B times the outer product of the mean.
-    """
-    d, batch = len(theta), int(constants[0])
-    one, one_tilde = np.empty(d), np.empty(d)
-    g[:], g_tilde[:] = 0.0, 0.0
-    for _ in range(batch):
-        linear(theta, rng, constants[2:], one, one_tilde)
-        for i in range(d):
-            g[i] += one[i] / batch
-            g_tilde[i] += constants[1] * one_tilde[i] / batch
-
-
 @dataclass(frozen=True)
 class Variant:
-    """TANGO on batches, with the factor B or without it.
-
-    All means below are exact. F is ``diag(scales²)``, and what v sees for it, ``E F̂``, is F with
-    the factor and F/B without.
-    """
+    """TANGO on batches, with the factor B or without it, and its exact means."""
 
     batch: int
     factor: bool
 
     @property
-    def curvature(self) -> Array:
-        """The diagonal of ``E F̂``."""
-        return SCALES**2 / (1 if self.factor else self.batch)
+    def name(self) -> str:
+        """Name in the table."""
+        return f"B = {self.batch}, {'with' if self.factor else 'without'} the factor"
+
+    @cached_property
+    def regression(self) -> Regression:
+        """A regression with the same means: ``E F̂`` is F with the factor and F/B without."""
+        regression = Regression.gaussian(SCALES**2)
+        divisor = 1.0 if self.factor else math.sqrt(self.batch)
+        return replace(regression, factor=regression.factor / divisor)
 
     def limit(self) -> Array:
-        """The mean of v at θ = START, ``((1-δt) E F̂ + δt/γ)⁻¹ E g``."""
-        g = SCALES**2 * (START - TRUTH)
-        return np.asarray(g / ((1 - DT) * self.curvature + DT / GAMMA))
+        """Return the mean of v at θ = START, ``((1-δt) E F̂ + δt/γ)⁻¹ E g``."""
+        return self.regression.law(START - TRUTH).limit(GAMMA, DT)
 
     def average(self, steps: int) -> Array:
-        """The mean of a run's average of v, over every tenth step of its last half, θ fixed.
-
-        ``E v_k = (1 - ((1-δt)(1-γ E F̂))^k) m``, m the limit.
-        """
-        k = np.arange(steps // 2, steps + 1, STRIDE)[:, None]
-        left = ((1 - DT) * (1 - GAMMA * self.curvature)) ** k
-        return np.asarray(self.limit() * (1 - left.mean(0)))
+        """Return the mean of v over every tenth step of the last half of a run from 0, θ fixed."""
+        means = self.regression.law(START - TRUTH).means(GAMMA, steps, DT)
+        return np.asarray(means[steps // 2 :: STRIDE].mean(0))
 
     def path(self) -> Array:
-        """The mean of θ - θ* at the times of the picture, relative to the start.
+        """Return the mean of θ - θ* at the times of the picture, relative to the start."""
+        moments = self.regression.path(START - TRUTH, gamma=GAMMA, dt=DT, steps=STEPS)
+        return along(moments[:: STEPS // POINTS, 2:4, -1])
 
-        With ``e = θ - θ*``, ``E v_k = (1-δt)(1 - γ E F̂) E v_{k-1} + γ F E e_{k-1}`` and
-        ``E e_k = E e_{k-1} - δt E v_k``, for each parameter, as g̃ does not depend on θ.
-        """
-        keep, push = (1 - DT) * (1 - GAMMA * self.curvature), GAMMA * SCALES**2
-        step = np.array([[keep, push], [-DT * keep, 1 - DT * push]]).transpose(2, 0, 1)
-        several = np.linalg.matrix_power(step, STEPS // POINTS)
-        state, out = np.stack([np.zeros(2), START - TRUTH], axis=1), [START - TRUTH]
-        for _ in range(POINTS):
-            state = (several @ state[:, :, None])[:, :, 0]
-            out.append(state[:, 1])
-        return along(np.array(out))
-
-    def run(self, steps: int, rng: np.random.Generator, *, frozen: bool, records: int) -> Run:
-        """A run from v = 0."""
+    def run(self, steps: int, rng: np.random.Generator, **options: Any) -> Run:
+        """Run from v = 0."""
         scale = math.sqrt(self.batch) if self.factor else 1.0
-        return tango(
-            batches,
-            START,
-            gamma=GAMMA,
-            dt=DT,
-            steps=steps,
-            rng=rng,
-            constants=(self.batch, scale, 1.0, 1.0, *SCALES, *TRUTH),
-            frozen=frozen,
-            records=records,
-        )
-
-    def __str__(self) -> str:
-        return f"B = {self.batch}, {'with' if self.factor else 'without'} the factor"
+        constants = (self.batch, scale, 1.0, 1.0, *SCALES, *TRUTH)
+        options |= {"steps": steps, "rng": rng, "constants": constants}
+        return tango(batches, START, gamma=GAMMA, dt=DT, **options)
 
 
 def along(x: Array) -> Array:
-    """The component along the natural gradient ``F⁻¹ E g = θ - θ*`` at the start, 1 for itself."""
+    """Return the component along the natural gradient ``F⁻¹ E g = θ - θ*``, 1 for itself."""
     whole = START - TRUTH
     return np.asarray(x @ whole / (whole @ whole))
 
 
-def _velocities(setting: Setting, variant: Variant, share: float) -> dict[str, Any]:
-    """Averages of v at a fixed θ, along the natural gradient."""
-    steps = 8_000 if setting.quick else 20_000
+def _lengths(setting: Setting, variant: Variant, steps: int, share: float) -> list[float]:
+    """Return averages of v at a fixed θ, along the natural gradient."""
     n = 20 if setting.quick else 40
     if variant.batch != CHECKED:
         n //= 4  # for the picture alone
@@ -129,133 +84,77 @@ def _velocities(setting: Setting, variant: Variant, share: float) -> dict[str, A
         v = variant.run(steps, rng, frozen=True, records=steps // STRIDE).v
         return float(along(v[steps // STRIDE // 2 :].mean(0)))
 
-    return {
-        "batch": variant.batch,
-        "factor": variant.factor,
-        "limit": float(along(variant.limit())),
-        "expected": float(along(variant.average(steps))),
-        "lengths": setting.several(one, setting.generators(n, f"frozen {variant}"), share),
-    }
+    return setting.sample(one, n, f"frozen {variant.name}", share)
 
 
-def _paths(setting: Setting, variant: Variant, share: float) -> dict[str, Any]:
-    """θ - θ* along the start, over time."""
-    n = 20 if setting.quick else 40
+def _paths(setting: Setting, variant: Variant, share: float) -> list[Array]:
+    """Return θ - θ* along the start, over time."""
 
-    def one(rng: np.random.Generator) -> list[float]:
-        theta = variant.run(STEPS, rng, frozen=False, records=POINTS).theta
-        return [float(x) for x in along(theta - TRUTH)]
+    def one(rng: np.random.Generator) -> Array:
+        return along(variant.run(STEPS, rng, records=POINTS).theta - TRUTH)
 
-    paths = setting.several(one, setting.generators(n, f"moving {variant}"), share)
-    # Without the factor θ is there ten times sooner: an earlier time tells more.
-    checked = POINTS if variant.factor else POINTS // 10
-    return {
-        "batch": variant.batch,
-        "factor": variant.factor,
-        "expected": variant.path().tolist(),
-        "path": paths[0],
-        "checked": checked,
-        "left": [path[checked] for path in paths],
-    }
+    return setting.sample(one, 20 if setting.quick else 40, f"moving {variant.name}", share)
 
 
 def _difference(setting: Setting) -> float:
-    """Of v, between the factor √B in g̃ and the equation for minibatches, on the same samples."""
-    ends = []
-    for batch, scale, kernel_batch in ((CHECKED, math.sqrt(CHECKED), 1), (1, 1.0, CHECKED)):
-        run = tango(
-            batches,
-            START,
-            gamma=GAMMA,
-            dt=DT,
-            steps=1000,
-            rng=setting.generators(1, "same")[0],
-            constants=(batch, scale, 1.0, 1.0, *SCALES, *TRUTH),
-            batch=kernel_batch,
-            rank_one=True,
-            records=1000,
-        )
-        ends.append(run.v)
+    """Return the difference in v of √B in g̃ from the equation for minibatches, same samples."""
+    ends = [
+        variant.run(1000, setting.generators(1, "same")[0], batch=B, rank_one=True, records=1000).v
+        for variant, B in ((Variant(CHECKED, True), 1), (Variant(1, True), CHECKED))
+    ]
     return float(np.abs(ends[1] - ends[0]).max())
 
 
 def measure(setting: Setting) -> Result:
-    """The velocity over B at a fixed θ, and trajectories, with and without the factor."""
-    variants = [Variant(B, factor) for B in BATCHES for factor in (True, False)]
-    total = sum(variant.batch for variant in variants)
-    velocities = [_velocities(setting, v, 0.6 * v.batch / total) for v in variants]
-    moving = [v for v in variants if v.batch in MOVING]
-    total = sum(variant.batch for variant in moving)
-    paths = [_paths(setting, v, 0.39 * v.batch / total) for v in moving]
-    data = {"velocities": velocities, "paths": paths, "time": TIME, "gamma": GAMMA, "dt": DT}
-    verdicts = [
-        mean(case["lengths"]).near(
-            f"length of the mean of v, natural gradient = 1, B = {CHECKED}, "
-            f"{'with' if case['factor'] else 'without'} the factor",
-            case["expected"],
-        )
-        for case in velocities
-        if case["batch"] == CHECKED
-    ]
-    for case in paths:
-        if case["batch"] == CHECKED:
-            k, name = case["checked"], "with" if case["factor"] else "without"
-            what = f"θ-θ* left at t = {TIME * k / POINTS:g}, B = {CHECKED}, {name} the factor"
-            verdicts.append(mean(case["left"]).near(what, case["expected"][k]))
+    """Measure the velocity over B at a fixed θ, and trajectories, with and without the factor."""
+    variants, steps = [Variant(B, f) for B in BATCHES for f in (True, False)], 8_000
+    steps = steps if setting.quick else 20_000
+    work = 0.6 / sum(v.batch for v in variants)
+    lengths = {v: _lengths(setting, v, steps, work * v.batch) for v in variants}
+    work = 0.39 / sum(v.batch for v in variants if v.batch in MOVING)
+    paths = {v: _paths(setting, v, work * v.batch) for v in variants if v.batch in MOVING}
+    checked, verdicts = [v for v in variants if v.batch == CHECKED], []
+    for v in checked:
+        what = f"length of the mean of v, natural gradient = 1, {v.name}"
+        verdicts.append(mean(lengths[v]).near(what, float(along(v.average(steps)))))
+    for v in checked:
+        # Without the factor θ is there ten times sooner: an earlier time tells more.
+        k = POINTS if v.factor else POINTS // 10
+        what = f"θ-θ* left at t = {TIME * k / POINTS:g}, {v.name}"
+        verdicts.append(mean([path[k] for path in paths[v]]).near(what, float(v.path()[k])))
     what = "√B in g̃ against the paper's equation for minibatches, difference in v"
     verdicts.append(exact(what, _difference(setting), 1e-12))
     setting.advance(0.01)
-    return Result(verdicts, data)
 
-
-def draw(data: dict[str, Any], figure: Figure) -> None:
-    """Left the size of v over B, right what is left of θ - θ* over time."""
-    left, right = figure.subplots(1, 2)
-    B = np.array([case["batch"] for case in data["velocities"] if case["factor"]])
-    left.plot(B, B, color=GREY, ls=":", lw=1.2)
-    left.text(11, 14, "B", color=GREY, ha="right")
-    for factor, colour, marker in ((True, GREEN, "o"), (False, ORANGE, "s")):
-        name = f"{'with' if factor else 'without'} the factor B"
-        cases = [case for case in data["velocities"] if case["factor"] is factor]
-        left.plot(B, [case["limit"] for case in cases], color=colour, lw=4, alpha=0.3)
-        lengths = [np.mean(case["lengths"]) for case in cases]
-        left.plot(B, lengths, marker, color=colour, ms=5, label=name)
-        for case in data["paths"]:
-            if case["factor"] is factor and (factor or case["batch"] > 1):  # else the same
-                t = np.linspace(0, data["time"], len(case["expected"]))
-                right.plot(t, case["expected"], color=colour, lw=4, alpha=0.25)
-                right.plot(t, case["path"], color=colour, lw=1.2)
-    for text, x, y, colour in (
-        ("B = 1, 4, 16", 0.5, 0.68, GREEN),
-        ("B = 4", 0.24, 0.44, ORANGE),
-        ("B = 16", 0.33, -0.11, ORANGE),
-    ):
-        right.text(x, y, text, color=colour)
-    t = np.linspace(0, data["time"], 50)
-    right.plot(t, np.exp(-t), color="black", lw=1, ls=":", label="natural gradient, $e^{-t}$")
-    left.set(xscale="log", yscale="log", xlabel="batch size B", xticks=B, xticklabels=B)
-    left.minorticks_off()
-    left.set(
-        yticks=B, yticklabels=B, title="fixed θ: length of the mean of v,\nnatural gradient = 1"
-    )
-    right.set(xlabel="time t = k δt", title="θ moves: what is left of θ - θ*")
-    legend_below(figure, left, right, ncols=3)
-
-
-CLAIM = Claim(
-    name="minibatch",
-    title="Minibatches need the factor B",
-    where="Implementation remarks, minibatches",
-    sentences=(
-        "With minibatches, g̃ is the mean of B pseudo-gradients, and the mean of g̃g̃ᵀ is F/B, not F. "
-        "So the paper's equation has B g̃g̃ᵀ in its place. Left: at a fixed θ the mean of v is then "
-        "the natural gradient for every B; without the factor it is B times too long, less where "
-        "the damping δt/γ is no longer small beside F/B. Right: as θ moves, TANGO with the factor "
-        "follows the natural gradient's e^-t whatever B is; without it, θ moves B times too fast, "
-        "and where v cannot follow, it overshoots. (One run each, and exact means as thick lines: "
-        "linear regression, γ = 0.05, δt = 2e-4.)"
-    ),
-    measure=measure,
-    draw=draw,
-    size=(8.0, 4.2),
-)
+    B, t, fine = list(BATCHES), np.linspace(0, TIME, POINTS + 1), np.linspace(0, TIME, 50)
+    left = [
+        fig.curve(B, B, fig.GREY, width=1.2, style=":"),
+        fig.text(11, 14, "B", fig.GREY, ha="right"),
+    ]
+    right = [
+        fig.text(0.5, 0.68, "B = 1, 4, 16", fig.GREEN),
+        fig.text(0.24, 0.44, "B = 4", fig.ORANGE),
+        fig.text(0.33, -0.11, "B = 16", fig.ORANGE),
+    ]
+    for factor, colour, marker in ((True, fig.GREEN, "o"), (False, fig.ORANGE, "s")):
+        kind = [v for v in variants if v.factor is factor]
+        means, label = [np.mean(lengths[v]) for v in kind], "with" if factor else "without"
+        left += [
+            fig.exact(B, [along(v.limit()) for v in kind], colour),
+            fig.points(B, means, colour, f"{label} the factor B", marker=marker),
+        ]
+        for v in kind:
+            if v in paths and (factor or v.batch > 1):  # without the factor, B = 1 is the same
+                right += [
+                    fig.exact(t, v.path(), colour),
+                    fig.curve(t, paths[v][0], colour, width=1.2),
+                ]
+    right.append(fig.curve(fine, np.exp(-fine), fig.BLACK, "natural gradient, $e^{-t}$", 1, ":"))
+    ticks: dict[str, Any] = {"xticks": B, "xticklabels": B, "yticks": B, "yticklabels": B}
+    title = "fixed θ: length of the mean of v,\nnatural gradient = 1"
+    panels = [
+        fig.panel(*left, log="xy", xlabel="batch size B", title=title, **ticks),
+        fig.panel(*right, xlabel="time t = k δt", title="θ moves: what is left of θ - θ*"),
+    ]
+    samples = {"lengths": {v.name: found for v, found in lengths.items()}}
+    return Result(verdicts, fig.Picture(panels, (8.0, 4.2), legend=3), samples)

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-from numba import njit
-from numpy.typing import NDArray
 
-from tangograd.reproduction.base import BLUE, GREEN, ORANGE, Claim, Result, Setting, legend_below
-from tangograd.reproduction.linear_moments import Regression
+from tangograd.reproduction import figures as fig
+from tangograd.reproduction.base import Array, Result, Setting
+from tangograd.reproduction.exact import Regression
+from tangograd.reproduction.models import EMPIRICAL, EXPECTED, SAMPLED, arctan_regression
 from tangograd.reproduction.verdicts import Interval, Verdict, exact, frequency, mean, mean_square
 from tangograd.stream import Run, tango
 
-if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
-Array = NDArray[np.float64]
-
-SAMPLED, EXPECTED, EMPIRICAL = 0.0, 1.0, 2.0
 SCALES = np.array([1.0, 0.9, 0.8, 0.7, 0.6])
 D = SCALES**2
 NOISE = 0.5  # the actual mean square error at the optimum is NOISE²
@@ -30,111 +25,64 @@ OFFSET, LONG = 1000, 20_000  # δt_k = 1/(OFFSET + k) in the long runs
 FAR, NEAR = 1.0, 0.002  # what every direction adds to the mean square error at the start, of MSE
 
 
-@njit(cache=True)
-def regression(theta, rng, constants, g, g_tilde):  # type: ignore[no-untyped-def]
-    """Regression ``y ~ N(f(⟨x, θ⟩), σ²)`` with ``f(u) = arctan(b u)/b``, the line for b = 0.
-
-    g̃ is the gradient of a pseudo-sample (kind 0), or has ``g̃ g̃ᵀ`` with the pseudo-sample
-    integrated out (1), or is g (2). ``constants = [kind, b, noise, σ, *scales, *truth]``.
-    """
-    d, b, sigma = len(theta), constants[1], constants[3]
-    noise, z = constants[2] * rng.standard_normal(), rng.standard_normal()
-    u, truth = 0.0, 0.0
-    for i in range(d):
-        g_tilde[i] = constants[4 + i] * rng.standard_normal()  # x
-        u += g_tilde[i] * theta[i]
-        truth += g_tilde[i] * constants[4 + d + i]
-    residual = u - truth - noise
-    if b > 0:
-        residual = (math.atan(b * u) - math.atan(b * truth)) / b - noise
-    slope = 1 / (1 + (b * u) ** 2)
-    factor = z / sigma
-    if constants[0] == 1:
-        factor = 1 / sigma
-    elif constants[0] == 2:
-        factor = residual / sigma**2
-    for i in range(d):
-        g[i] = residual / sigma**2 * slope * g_tilde[i]
-        g_tilde[i] *= factor * slope
-
-
 def start(share: float) -> Array:
-    """Errors of θ for which every direction adds ``share`` × MSE to the mean square error."""
-    error: Array = math.sqrt(share) * NOISE / SCALES
-    return error
+    """Return errors of θ that add ``share`` × MSE to the mean square error in every direction."""
+    return np.asarray(math.sqrt(share) * NOISE / SCALES)
 
 
 def fixed_gamma() -> float:
-    """``1/(3 E‖g̃‖²)``, the paper's rule for Gaussian g̃, right for σ² = MSE."""
+    """Return ``1/(3 E‖g̃‖²)``, the paper's rule for Gaussian g̃, right for σ² = MSE."""
     return float(NOISE**2 / (3 * D.sum()))
 
 
 def empirical_gamma(factor: float) -> float:
-    """``1/(30 E‖g̃‖²)`` at the optimum, small enough for v to have moments of order 24.
+    """Return ``1/(30 E‖g̃‖²)`` at the optimum, for which v has moments of order 24.
 
     The rule for kurtosis 9, that of r x, would give ``1/(9 E‖g̃‖²)``; but ``g̃ g̃ᵀ`` grows with
-    the error itself here, and heavy tails of v could start a run away from the optimum.
+    the error itself here, and heavy tails of v could drive a run away from the optimum.
     """
     return float((factor * NOISE**2) ** 2 / (30 * NOISE**2 * D.sum()))
 
 
 def rates() -> Array:
-    """δt_k = 1/(1000+k)."""
+    """Return δt_k = 1/(1000+k)."""
     return 1 / (OFFSET + np.arange(LONG + 1.0))
 
 
 def expected_fixed(factor: float) -> Array:
-    """The exact mean excess loss, of the start's, at fixed γ and δt."""
-    problem = Regression(SCALES, noise=NOISE, sigma=NOISE * math.sqrt(factor))
-    excess = problem.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
+    """Return the exact mean excess loss, relative to the start's, at fixed γ and δt."""
+    sigma = NOISE * math.sqrt(factor)
+    regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
+    excess = regression.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
     return excess / float(excess[0])
 
 
 def expected_squares(factor: float) -> Array:
-    """``E e_i²`` after each of the long runs' steps, for g̃ = g and small errors e.
+    """Return ``E e_i²`` after each of the long runs' steps, for g̃ = g and small errors e.
 
     Near the optimum ``g gᵀ = ε² MSE x xᵀ/σ⁴`` with ε a standard Gaussian: it is the Fisher matrix
     x xᵀ/σ² times MSE/σ² on average. So v is σ²/MSE times the natural gradient, and δt = 1/k becomes
     ``c/k`` with ``c = σ²/MSE``. The excess loss ``½ eᵀD e/MSE`` then tends to ``c²/(2c-1)`` times
     the Cramér-Rao level d/2k if c > ½ (apart from the noise of v), and falls as k⁻²ᶜ otherwise.
     """
-    problem = Regression(
-        SCALES, noise=NOISE, sigma=NOISE * math.sqrt(factor), pseudo=3.0, curvature=1 / factor
-    )
-    gamma = empirical_gamma(factor)
-    return problem.moments(start(NEAR), gamma=gamma, dt=rates(), steps=LONG)[:, 2]
+    regression = Regression.gaussian(D, noise=NOISE, sigma=NOISE * math.sqrt(factor))
+    regression = replace(regression, factor=regression.factor / math.sqrt(factor))
+    gamma, d = empirical_gamma(factor), len(D)
+    path = regression.path(start(NEAR), gamma=gamma, dt=rates(), steps=LONG)
+    return np.asarray(path[:, range(d, 2 * d), range(d, 2 * d)])
 
 
 def _run(
-    kind: float,
-    factor: float,
-    rng: np.random.Generator,
-    *,
-    theta: Array,
-    gamma: float,
-    dt: float | Array,
-    steps: int,
-    bend: float = 0.0,
-    records: int = 1,
+    kind: int, factor: float, rng: np.random.Generator, *, bend: float = 0.0, **options: Any
 ) -> Run:
-    """TANGO with σ² = factor × MSE; the truth is θ = 0 for a line, and 1 for a bent one."""
-    sigma = NOISE * math.sqrt(factor)
+    """Run TANGO with σ² = factor × MSE; the truth is θ = 0 for a line, and 1 for a bent one."""
     truth = np.full(len(SCALES), 1.0 if bend else 0.0)
-    constants = [kind, bend, NOISE, sigma, *SCALES, *truth]
-    return tango(
-        regression,
-        theta,
-        gamma=gamma,
-        dt=np.broadcast_to(dt, steps + 1).copy(),  # of one type, so that it is compiled once
-        steps=steps,
-        rng=rng,
-        constants=constants,
-        records=records,
-    )
+    constants = [kind, bend, NOISE, NOISE * math.sqrt(factor), *SCALES, *truth]
+    return tango(arctan_regression, rng=rng, constants=constants, **options)
 
 
 def rescaling_error(setting: Setting) -> float:
-    """The largest relative difference of θ between (σ², γ) and (MSE, γ MSE/σ²).
+    """Return the largest relative difference of θ between (σ², γ) and (MSE, γ MSE/σ²).
 
     ``γ g`` and ``γ g̃ g̃ᵀ`` both contain γ/σ² and nothing else of γ or σ², for any f.
     """
@@ -142,188 +90,101 @@ def rescaling_error(setting: Setting) -> float:
     for kind in (SAMPLED, EXPECTED):
         for factor in FACTORS:
             (rng,) = setting.generators(1, "rescaled")  # the same random numbers
-            paths[kind, factor] = _run(
-                kind,
-                factor,
-                rng,
-                theta=np.zeros(len(SCALES)),
-                gamma=factor * fixed_gamma() / 3,  # pseudo-samples have three times the kurtosis
-                dt=DT,
-                steps=2000,
-                bend=1.0,
-                records=2000,
-            ).theta
+            gamma = factor * fixed_gamma() / 3  # pseudo-samples have three times the kurtosis
+            options = {"theta": np.zeros(len(SCALES)), "dt": DT, "steps": 2000, "records": 2000}
+            run = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options)
+            paths[kind, factor] = run.theta
     errors = (np.abs(path - paths[kind, 1.0]).max() for (kind, _), path in paths.items())
     return float(max(errors) / np.abs(paths[SAMPLED, 1.0]).max())
 
 
-def _fixed(setting: Setting, factor: float) -> dict[str, Any]:
-    """Runs at fixed γ: the excess loss, of the start's, and the largest velocity."""
-    steps = LOOK if factor < 1 else STEPS
-    run = partial(
-        _run,
-        EXPECTED,
-        factor,
-        theta=start(FAR),
-        gamma=fixed_gamma(),
-        dt=DT,
-        steps=steps,
-        records=steps // 5,
-    )
-    rngs = setting.generators(300 if setting.quick else 1000, f"fixed {factor}")
-    runs = setting.several(run, rngs, 0.05)
+def _fixed(setting: Setting, factor: float) -> tuple[Array, list[float]]:
+    """Run at fixed γ; return the excess loss relative to the start's, and the largest velocity."""
+    steps, n = LOOK if factor < 1 else STEPS, 300 if setting.quick else 1000
+    options: dict[str, Any] = {"gamma": fixed_gamma(), "dt": DT, "steps": steps}
+    run = partial(_run, EXPECTED, factor, theta=start(FAR), records=steps // 5, **options)
+    runs = setting.sample(run, n, f"fixed {factor}", 0.05)
     excess = np.array([r.theta for r in runs]) ** 2 @ D / (len(D) * FAR * NOISE**2)
-    return {
-        "factor": factor,
-        "steps": np.arange(0, steps + 1, 5).tolist(),
-        "median": np.median(excess, axis=0).tolist(),
-        "mean": excess.mean(0).tolist(),
-        "expected": expected_fixed(factor)[: steps + 1 : 5].tolist(),
-        "at_look": excess[:, LOOK // 5].tolist(),
-        "largest": [r.largest for r in runs],
-    }
+    return excess, [r.largest for r in runs]
 
 
-def _empirical(setting: Setting, factor: float) -> dict[str, Any]:
-    """Long runs with g̃ = g and δt = 1/k: ``½ eᵀD e/MSE``."""
-    run = partial(
-        _run,
-        EMPIRICAL,
-        factor,
-        theta=start(NEAR),
-        gamma=empirical_gamma(factor),
-        dt=rates(),
-        steps=LONG,
-        records=100,
-    )
-    rngs = setting.generators(40 if setting.quick else 400, f"empirical {factor}")
-    runs = setting.several(run, rngs, 0.27)
-    errors, squares, every = (
-        np.array([r.theta for r in runs]),
-        expected_squares(factor),
-        LONG // 100,
-    )
-    intervals = [mean(column) for column in (errors[:, 1:] ** 2 @ D / (2 * NOISE**2)).T]
-    return {
-        "factor": factor,
-        "steps": np.arange(every, LONG + 1, every).tolist(),
-        "mean": [interval.estimate for interval in intervals],
-        "low": [interval.low for interval in intervals],
-        "high": [interval.high for interval in intervals],
-        "expected": (squares[every::every] @ D / (2 * NOISE**2)).tolist(),
-        "errors": (errors[:, -1] / np.sqrt(squares[-1])).tolist(),
-    }
+def _empirical(setting: Setting, factor: float) -> Array:
+    """Run for long with g̃ = g and δt = 1/k; return the errors of 100 steps."""
+    n, options = 40 if setting.quick else 400, dict[str, Any](steps=LONG, records=100)
+    options |= {"gamma": empirical_gamma(factor), "dt": rates()}
+    run = partial(_run, EMPIRICAL, factor, theta=start(NEAR), **options)
+    return np.array([r.theta for r in setting.sample(run, n, f"empirical {factor}", 0.27)])
 
 
-def _efficiency(runs: dict[str, Any]) -> Verdict:
-    """Of the excess loss at the end, in units of the Cramér-Rao level.
+def efficiency(factor: float, errors: Array, squares: Array) -> Verdict:
+    """Test the excess loss at the end, in units of the Cramér-Rao level.
 
     The errors are Gaussian, as sums of many steps' noise, in units of their expected size. For
     c < ½ the start is most of them and Student's interval is right.
     """
-    expected = runs["expected"][-1] * 2 * LONG / len(D)
-    if runs["factor"] < 0.5:
-        relative = mean((np.array(runs["errors"]) ** 2).mean(1))
-    else:
-        relative = mean_square(np.array(runs["errors"]))
-    low, high = expected * relative.low, expected * relative.high
+    level = float(squares[-1] @ D / (2 * NOISE**2)) * 2 * LONG / len(D)
+    scaled = errors[:, -1] / np.sqrt(squares[-1])
+    relative = mean((scaled**2).mean(1)) if factor < 0.5 else mean_square(scaled)
+    estimate, low, high = (level * x for x in (relative.estimate, relative.low, relative.high))
+    what = f"excess loss over Cramér-Rao's, g̃ = g, {name(factor)}"
     # the expectation takes g gᵀ as at the optimum; with q = eᵀDe/MSE it is larger by 1+3q along e,
     # which delays ln q by at most 3 q_0
-    return Interval(expected * relative.estimate, low, high, len(runs["errors"])).near(
-        f"excess loss over Cramér-Rao's, g̃ = g, {name(runs)}",
-        expected,
-        within=3 * len(D) * NEAR * expected,
-    )
+    interval = Interval(estimate, low, high, len(errors))
+    return interval.near(what, level, within=3 * len(D) * NEAR * level)
 
 
-def measure(setting: Setting) -> Result:
-    """Rescaled γ to rounding; fixed γ, and g̃ = g, against exact expectations."""
-    error = rescaling_error(setting)
-    setting.advance(0.04)
-    fixed = [_fixed(setting, factor) for factor in FACTORS]
-    empirical = [_empirical(setting, factor) for factor in FACTORS]
-    small, *others = fixed
-    verdicts = [
-        exact("same path for (σ², γ) and (MSE, γ MSE/σ²), relative", error, 1e-11),
-        frequency(np.array(small["largest"]) > DIVERGED).at_least(
-            f"diverged in {LOOK} steps at fixed γ, σ² = 0.1 MSE", 0.99
-        ),
-        *(
-            mean(runs["at_look"]).near(
-                f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(runs)}",
-                float(expected_fixed(runs["factor"])[LOOK]),
-            )
-            for runs in others
-        ),
-        *(_efficiency(runs) for runs in empirical),
-    ]
-    data = {
-        "mean_square_error": NOISE**2,
-        "gamma": fixed_gamma(),
-        "dt": DT,
-        "fixed": fixed,
-        "empirical": empirical,
-        "dimension": len(D),
-    }
-    return Result(verdicts, data)
-
-
-def name(runs: dict[str, Any]) -> str:
-    """σ² in words."""
-    factor = runs["factor"]
+def name(factor: float) -> str:
+    """Return σ² in words."""
     return "σ² = MSE" if factor == 1 else f"σ² = {factor:g} MSE"
 
 
-def draw(data: dict[str, Any], figure: Figure) -> None:
-    """The loss at fixed γ, and with g̃ = g and δt = 1/k."""
-    left, right = figure.subplots(1, 2)
-    colours = (ORANGE, GREEN, BLUE)
-    for runs, colour in zip(data["fixed"], colours, strict=True):
-        diverges = runs["factor"] < 1
-        left.plot(
-            runs["steps"],
-            runs["median" if diverges else "mean"],
-            color=colour,
-            lw=2.5,
-            label=name(runs),
-        )
-        if not diverges:
-            left.plot(runs["steps"], runs["expected"], color="black", ls=":", lw=1)
-    for runs, colour in zip(data["empirical"], colours, strict=True):
-        right.fill_between(runs["steps"], runs["low"], runs["high"], color=colour, alpha=0.25, lw=0)
-        right.plot(runs["steps"], runs["mean"], color=colour, lw=2)
-        right.plot(runs["steps"], runs["expected"], color="black", ls=":", lw=1)
-    k = np.array(data["empirical"][0]["steps"])
-    k = k[k >= 3000]  # before, δt = 1/(1000 + k) makes use of the good start
-    right.plot(k, data["dimension"] / (2 * k), color="black", lw=1, ls="--")
-    left.plot([], [], color="black", ls=":", lw=1, label="exact mean")
-    left.plot([], [], color="black", ls="--", lw=1, label="Cramér-Rao")
-    left.set(yscale="log", ylim=(3e-3, 1e2), xlabel="step", ylabel="excess loss / initial")
-    left.set_title("Same γ for all σ²")
-    right.set(xscale="log", yscale="log", ylim=(8e-5, None), xlabel="step k", ylabel="excess loss")
-    right.set_title("g̃ = g, δt = 1/(1000+k)")
-    legend_below(figure, left, ncols=5)
-
-
-CLAIM = Claim(
-    name="output-variance",
-    title="The variance of a Gaussian output mostly rescales γ",
-    where="Implementation remarks, quadratic losses",
-    sentences=(
-        "A squared error is a log-loss once the output is given a Gaussian law, of some variance "
-        "σ²; the paper says that σ² should be the actual mean square error (MSE). With "
-        "pseudo-samples, or with their expectation, σ² changes nothing but γ: a run with σ² and γ "
-        "is, to rounding, the run with MSE and γ·MSE/σ², whatever the model. So σ² matters if γ "
-        "is given as a number: at a tenth of the MSE that γ is ten times too large and runs "
-        "diverge, at ten times the MSE they are slow. A rule that sets γ by the size of the "
-        "gradients makes up for any σ².\n\n"
-        "Where the data's own gradient is used as g̃ (the “outer product” variant) no γ makes up "
-        "for it: the velocity is σ²/MSE times the natural gradient. With δt = 1/k the loss at "
-        "σ² = MSE comes near the Cramér-Rao level, in the long run the lowest possible; at ten "
-        "times the MSE it is 100/19 ≈ 5.3 times that level, and at a tenth the start is hardly "
-        "forgotten."
-    ),
-    measure=measure,
-    draw=draw,
-    size=(8.0, 3.9),
-)
+def measure(setting: Setting) -> Result:
+    """Test rescaled γ to rounding; fixed γ, and g̃ = g, against exact expectations."""
+    error, every = rescaling_error(setting), LONG // 100
+    setting.advance(0.04)
+    left, right, diverged = list[fig.Mark](), list[fig.Mark](), list[bool]()
+    fixed, long, samples = list[Verdict](), list[Verdict](), dict[str, Array]()
+    for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
+        excess, largest = _fixed(setting, factor)
+        steps, exactly = 5 * np.arange(excess.shape[1]), expected_fixed(factor)
+        if factor < 1:
+            left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor), 2.5))
+            diverged = [size > DIVERGED for size in largest]
+            continue
+        left.append(fig.curve(steps, excess.mean(0), colour, name(factor), 2.5))
+        left.append(fig.expected(steps, exactly[steps]))
+        samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
+        what = f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
+        fixed.append(mean(excess[:, LOOK // 5]).near(what, float(exactly[LOOK])))
+    k = np.arange(every, LONG + 1, every)
+    for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
+        errors, squares = _empirical(setting, factor), expected_squares(factor)
+        samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]
+        long.append(efficiency(factor, errors, squares))
+        excess, exactly = (x @ D / (2 * NOISE**2) for x in (errors[:, 1:] ** 2, squares[k]))
+        right += fig.averages(k, excess, exactly, colour)
+    what = f"diverged in {LOOK} steps at fixed γ, σ² = 0.1 MSE"
+    verdicts = [
+        exact("same path for (σ², γ) and (MSE, γ MSE/σ²), relative", error, 1e-11),
+        frequency(diverged).at_least(what, 0.99),
+        *fixed,
+        *long,
+    ]
+    late = k[k >= 3000]  # before, δt = 1/(1000 + k) makes use of the good start
+    dashed: dict[str, Any] = {"width": 1, "style": "--"}
+    right.append(fig.curve(late, len(D) / (2 * late), fig.BLACK, **dashed))
+    left += [
+        fig.expected([], [], "exact mean"),
+        fig.curve([], [], fig.BLACK, "Cramér-Rao", **dashed),
+    ]
+    panels = [
+        fig.panel(
+            *left, log="y", ylim=(3e-3, 1e2), xlabel="step", ylabel="excess loss / initial",
+            title="Same γ for all σ²",
+        ),
+        fig.panel(
+            *right, log="xy", ylim=(8e-5, None), xlabel="step k", ylabel="excess loss",
+            title="g̃ = g, δt = 1/(1000+k)",
+        ),
+    ]  # fmt: skip
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=5), samples)

@@ -1,4 +1,4 @@
-"""One self-contained page: every claim with its picture, its figures and its verdict."""
+"""The self-contained HTML page: every claim with its picture, its numbers and its verdicts."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ th, td { text-align: left; padding: .3rem .6rem .3rem 0; border-bottom: 1px soli
          vertical-align: top; }
 th { font-weight: 600; color: #595959; }
 @media (max-width: 40rem) {
-  img { width: 36rem; max-width: none; }  /* to be read by swiping */
+  img { width: 36rem; max-width: none; }  /* read by scrolling sideways */
   thead { display: none; } tr { display: block; padding: .5rem 0; border-bottom: 1px solid #ccc; }
   td { display: block; border: 0; padding: .05rem 0; }
   td::before { content: attr(data-column) ": "; color: #595959; }
@@ -40,7 +40,7 @@ COLUMNS = ("quantity", "expected", "measured", "n", "verdict")
 
 
 def number(x: float) -> str:
-    """Short, and exact where it is short.
+    """Format a number with four significant digits.
 
     >>> number(26.184), number(1.25e-15), number(200.0)
     ('26.18', '1.2e-15', '200')
@@ -51,7 +51,7 @@ def number(x: float) -> str:
 
 
 def measured(verdict: Verdict) -> str:
-    """The estimate, with its interval where there is one.
+    """Format the estimate, with its interval if there is one.
 
     >>> measured(Verdict("a", "1", 1.01, 0.99, 1.03, 100, True))
     '1.01 (0.99 … 1.03)'
@@ -68,13 +68,13 @@ def render(
     seed: int,
     quick: bool,
 ) -> str:
-    """The page.
+    """Return the page as text.
 
     Args:
-        sections: claims with their results and their pictures' files.
-        left: titles of claims that are still to be measured.
-        seed: of the run.
-        quick: whether it was the quick one.
+        sections: claims with their results and the files of their pictures.
+        left: titles of claims that are not measured.
+        seed: seed of the run.
+        quick: whether it was a quick run.
     """
     holding = sum(result.holds for _, result, _ in sections)
     kind = "the quick version, with wider intervals" if quick else "the full version"
@@ -100,7 +100,7 @@ def render(
 <h1>TANGO: the paper's claims, measured</h1>
 <p>True Asymptotic Natural Gradient Optimization (Yann Ollivier, 2017) estimates the natural
 gradient by a velocity that is updated with single samples, and needs no Fisher matrix. Below, each
-claim of that paper is put to the test by simulation: <strong>{holding} of {len(sections)}
+claim of that paper is tested by simulation: <strong>{holding} of {len(sections)}
 hold</strong>. This is {kind}, with seed {seed}, made by tangograd {tangograd.__version__}.
 Intervals in parentheses miss the truth with a probability below 10<sup>-6</sup>.</p>
 {missing}
@@ -114,7 +114,7 @@ Intervals in parentheses miss the truth with a probability below 10<sup>-6</sup>
 
 def _section(claim: Claim, result: Result, picture: Path) -> str:
     image = base64.b64encode(picture.read_bytes()).decode()
-    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in claim.sentences.split("\n\n"))
+    paragraphs = "".join(f"<p>{escape(text)}</p>" for text in claim.paragraphs)
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
     rows = "".join(_row(verdict) for verdict in result.verdicts)
     return f"""

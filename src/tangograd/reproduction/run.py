@@ -1,4 +1,4 @@
-"""Measure claims one after the other, and write what was found as soon as it is known."""
+"""Measure claims one after the other; write each result as soon as it is known."""
 
 from __future__ import annotations
 
@@ -11,18 +11,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.figure import Figure
+from threadpoolctl import threadpool_limits
 
 import tangograd
 from tangograd.files import replacing
-from tangograd.reproduction import page
+from tangograd.reproduction import figures, page
 from tangograd.reproduction.base import Claim, Result, Setting
 from tangograd.reproduction.verdicts import Verdict
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """A claim and what was found."""
+    """A claim, its result, and the time that it took."""
 
     claim: Claim
     result: Result
@@ -38,25 +40,26 @@ def reproduce(
     known: Sequence[Claim] = (),
     advance: Callable[[Claim, float], None] = lambda _claim, _share: None,
 ) -> Iterator[Outcome]:
-    """Measure each claim; yields it once its JSON, its PNG and the page are written.
+    """Measure each claim, and yield its outcome once its JSON, its PNG and the page are written.
 
     Args:
         claims: in the order of the page.
         output: an existing folder, for ``NAME.json``, ``NAME.png`` and ``index.html``.
-        seed: of all random numbers.
-        quick: fewer samples, wider intervals.
-        known: all claims there are; those that an earlier run has left in the folder stay on the
-            page, and the others are listed as missing.
-        advance: called with a claim and the fraction of its work that was just done.
+        seed: seed of all random numbers.
+        quick: whether to draw fewer samples, which makes intervals wider.
+        known: all existing claims; results of an earlier run in the same folder stay on the page,
+            and the other claims are listed as missing.
+        advance: callback, called with a claim and the fraction of its work that was just done.
     """
     done: list[Outcome] = []
     for claim in claims:
         start = time.perf_counter()
         setting = Setting(claim.name, seed, quick, partial(advance, claim))
-        result = claim.measure(setting)
+        with threadpool_limits(1, user_api="blas"):  # the claim runs two threads of its own
+            result = claim.measure(setting)
         done.append(Outcome(claim, result, time.perf_counter() - start))
-        figure = Figure(figsize=claim.size, layout="constrained", dpi=150)
-        claim.draw(result.data, figure)
+        figure = Figure(figsize=result.picture.size, layout="constrained", dpi=150)  # type: ignore[arg-type]
+        figures.draw(result.picture, figure)
         with replacing(output / f"{claim.name}.png") as draft:
             figure.savefig(draft)
         with replacing(output / f"{claim.name}.json") as draft:
@@ -76,7 +79,7 @@ def reproduce(
 
 
 def _earlier(claim: Claim, output: Path, setting: Setting) -> Result | None:
-    """What an earlier run with the same seed, length and version has left in the folder."""
+    """Read the result of an earlier run with the same seed, length and version, if there is one."""
     try:
         kept = json.loads((output / f"{claim.name}.json").read_text(encoding="utf-8"))
         same = (kept["tangograd"], kept["seed"], kept["quick"])
@@ -87,16 +90,19 @@ def _earlier(claim: Claim, output: Path, setting: Setting) -> Result | None:
             {key: math.nan if x is None else x for key, x in verdict.items()}
             for verdict in kept["verdicts"]
         ]
-        return Result([Verdict(**row) for row in rows], kept["data"])
+        picture = figures.Picture.from_json(kept["picture"])
+        return Result([Verdict(**row) for row in rows], picture, kept["samples"])
     except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
 def finite(x: Any) -> Any:
-    """The same with what JSON has no number for as ``null``."""
+    """Return what JSON can hold: lists for arrays, None for infinite and undefined numbers."""
+    if isinstance(x, np.ndarray | np.generic):
+        return finite(x.tolist())
     if isinstance(x, dict):
         return {key: finite(value) for key, value in x.items()}
-    if isinstance(x, list | tuple):
+    if isinstance(x, list | tuple | range):
         return [finite(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
 
@@ -115,7 +121,8 @@ def _as_json(outcome: Outcome, setting: Setting) -> str:
                 "seconds": round(outcome.seconds, 2),
                 "holds": outcome.result.holds,
                 "verdicts": [asdict(verdict) for verdict in outcome.result.verdicts],
-                "data": outcome.result.data,
+                "picture": asdict(outcome.result.picture),
+                "samples": outcome.result.samples,
             }
         ),
         ensure_ascii=False,

@@ -1,11 +1,11 @@
 """Verdicts: what a claim expects, what was measured, and whether it holds.
 
 A verdict on random numbers is wrong for a true claim with probability :data:`ALARM`. There are
-fewer than a hundred of them, so that a whole reproduction gives a false alarm in less than one of
-10⁴ seeds; the factor of two that is left is for means, whose intervals from Student's t are exact
-for normal samples only (they are averages over long runs, or light-tailed). Medians and frequencies
-have exact intervals, free of any assumption. Fewer samples make an interval wider and the verdict
-weaker, never more often wrong.
+fewer than a hundred verdicts, so a whole reproduction gives a false alarm for less than one of 10⁴
+seeds. The remaining factor of two covers means: their intervals from Student's t are exact for
+normal samples only (the samples are averages over long runs, or light-tailed). Medians and
+frequencies have exact intervals without assumptions. Fewer samples make an interval wider and the
+verdict weaker, but not more often wrong.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import stats
 
-#: The chance of a false alarm of one verdict.
+#: Probability of a false alarm of one verdict.
 ALARM = 5e-7
 
 
@@ -30,9 +30,9 @@ class Verdict:
         expected: what the claim says, as text.
         measured: the estimate.
         low: lower end of its interval; equal to ``measured`` where nothing is random.
-        high: upper end.
-        n: independent samples; 1 where nothing is random.
-        holds: the verdict.
+        high: upper end of its interval.
+        n: number of independent samples; 1 where nothing is random.
+        holds: whether the claim holds.
     """
 
     what: str
@@ -54,17 +54,17 @@ class Interval:
     n: int
 
     def near(self, what: str, expected: float, within: float = 0.0) -> Verdict:
-        """Expected to be ``expected``, up to ``within`` (an error of the claim itself)."""
+        """Test equality with ``expected``, up to ``within`` (an error of the claim itself)."""
         holds = self.low <= expected + within and self.high >= expected - within
         text = f"{expected:.4g}" + (f" ± {within:.2g}" if within else "")
         return self._verdict(what, text, holds)
 
     def at_most(self, what: str, bound: float) -> Verdict:
-        """Expected not to exceed a bound; fails when the whole interval does."""
+        """Test an upper bound; it fails if the whole interval is above."""
         return self._verdict(what, f"≤ {bound:.4g}", self.low <= bound)
 
     def at_least(self, what: str, bound: float) -> Verdict:
-        """Expected not to be below a bound; fails when the whole interval is."""
+        """Test a lower bound; it fails if the whole interval is below."""
         return self._verdict(what, f"≥ {bound:.4g}", self.high >= bound)
 
     def _verdict(self, what: str, expected: str, holds: bool) -> Verdict:
@@ -73,7 +73,7 @@ class Interval:
 
 
 def mean(samples: ArrayLike) -> Interval:
-    """The mean, with Student's interval.
+    """Estimate a mean, with Student's interval.
 
     >>> mean([0.9, 1.1, 1.0, 1.05, 0.95]).near("a length", 1.0).holds
     True
@@ -84,20 +84,20 @@ def mean(samples: ArrayLike) -> Interval:
 
 
 def near_mean(samples: ArrayLike, what: str, expected: float) -> Verdict:
-    """A verdict on the mean of a skewed, heavy-tailed sample, as averages of ‖v-m‖² are.
+    """Test the mean of a skewed, heavy-tailed sample, such as averages of ‖v-m‖².
 
-    Student's interval is not to be trusted then. The median's is exact, and for every law the
-    median is within one standard deviation of the mean. Runs are to be long enough for a standard
-    deviation below a quarter of the mean; a larger one would excuse anything.
+    Student's interval is unreliable for such samples. The interval of the median is exact, and for
+    every distribution the median is within one standard deviation of the mean. Runs must be long
+    enough for a standard deviation below a quarter of the mean; the tolerance is never larger.
     """
     x = np.asarray(samples, dtype=np.float64)
     return quantile(x).near(what, expected, within=min(float(x.std(ddof=1)), expected / 4))
 
 
 def mean_square(samples: ArrayLike) -> Interval:
-    """The mean square of centred normal samples, with its interval from the χ² law.
+    """Estimate the mean square of centred normal samples, with its interval from χ².
 
-    Squares are skewed: Student's interval would be too often wrong for them.
+    Squares are skewed: Student's interval would too often miss the truth.
 
     >>> mean_square([1.0, -1.0] * 50).near("a variance", 1.0).holds
     True
@@ -109,7 +109,7 @@ def mean_square(samples: ArrayLike) -> Interval:
 
 
 def number(x: float) -> Interval:
-    """A number in which nothing is random.
+    """Return a number in which nothing is random, as an interval of length 0.
 
     >>> number(1.0004).near("a slope", 1.0, within=0.001).holds
     True
@@ -118,7 +118,7 @@ def number(x: float) -> Interval:
 
 
 def quantile(samples: ArrayLike, q: float = 0.5) -> Interval:
-    """A quantile, by default the median, with an exact interval from order statistics.
+    """Estimate a quantile, by default the median, with an exact interval from order statistics.
 
     >>> interval = quantile(range(101))
     >>> interval.estimate, interval.low, interval.high
@@ -133,7 +133,7 @@ def quantile(samples: ArrayLike, q: float = 0.5) -> Interval:
 
 
 def frequency(happened: Sequence[bool] | np.ndarray) -> Interval:
-    """How often something happens, with the exact interval of Clopper and Pearson.
+    """Estimate a probability, with the exact interval of Clopper and Pearson.
 
     >>> frequency([True] * 1000).at_least("successes", 0.99).holds
     True
@@ -144,7 +144,7 @@ def frequency(happened: Sequence[bool] | np.ndarray) -> Interval:
 
 
 def exact(what: str, error: float, limit: float) -> Verdict:
-    """Nothing random: an error that must be rounding.
+    """Test that an error is due to rounding; nothing is random.
 
     >>> exact("difference", 1e-15, 1e-12).holds
     True

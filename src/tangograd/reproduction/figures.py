@@ -1,0 +1,197 @@
+"""Figures as data: panels of curves, points, bands, limits and words, drawn by :func:`draw`.
+
+A mark is a call of a method of matplotlib's axes, and so a picture can be written to JSON, read
+again, and drawn from the file alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from tangograd.reproduction import verdicts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+#: The palette of Okabe and Ito, which colour-blind readers can tell apart.
+BLUE, ORANGE, GREEN, RED = "#0072B2", "#E69F00", "#009E73", "#D55E00"
+PURPLE, SKY, GREY, BLACK = "#CC79A7", "#56B4E9", "#666666", "black"
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A call of a method of the axes."""
+
+    method: str
+    args: Sequence[Any]
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One pair of axes.
+
+    Attributes:
+        marks: the marks, in the order in which they are drawn.
+        options: properties of the axes: ``title``, ``xlabel``, ``xscale``, ``ylim``, ….
+        legend: place of a legend inside the axes.
+    """
+
+    marks: Sequence[Mark]
+    options: dict[str, Any] = field(default_factory=dict)
+    legend: str | None = None
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure.
+
+    Attributes:
+        panels: row by row.
+        size: width and height in inches; 8 wide is readable in a README.
+        legend: number of columns of the legend below the panels, 0 for none.
+        rows: number of rows.
+        ratios: relative widths or heights, as in ``plt.subplots``.
+    """
+
+    panels: Sequence[Panel]
+    size: Sequence[float] = (8.0, 4.5)
+    legend: int = 0
+    rows: int = 1
+    ratios: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def from_json(cls, kept: dict[str, Any]) -> Picture:
+        """Return the picture that was written to JSON."""
+        panels = [
+            Panel(**panel | {"marks": [Mark(**mark) for mark in panel["marks"]]})
+            for panel in kept["panels"]
+        ]
+        return cls(**kept | {"panels": panels})
+
+
+def curve(
+    x: ArrayLike,
+    y: ArrayLike,
+    colour: str,
+    label: str | None = None,
+    width: float = 2.0,
+    style: str = "-",
+    alpha: float = 1.0,
+) -> Mark:
+    """Return a line through points; without points, an entry of the legend alone."""
+    options = {"color": colour, "label": label, "lw": width, "alpha": alpha}
+    return Mark("plot", [np.asarray(x), np.asarray(y), style], options)
+
+
+def exact(x: ArrayLike, y: ArrayLike, colour: str) -> Mark:
+    """Return the thick pale line that shows exact values behind measured ones."""
+    return curve(x, y, colour, width=4.0, alpha=0.3)
+
+
+def expected(x: ArrayLike, y: ArrayLike, label: str | None = None) -> Mark:
+    """Return the dotted black line that shows exact means over measured ones."""
+    return curve(x, y, BLACK, label, 1.0, ":")
+
+
+def path(rows: ArrayLike, colour: str, label: str | None = None, width: float = 1.4) -> Mark:
+    """Return the path through rows (x, y), rounded; paths wider than 4 are pale."""
+    x, y = np.asarray(rows, np.float64).T.round(4)
+    return curve(x, y, colour, label, width, alpha=0.45 if width > 4 else 1.0)
+
+
+def points(
+    x: ArrayLike,
+    y: ArrayLike,
+    colour: str,
+    label: str | None = None,
+    *,
+    bars: ArrayLike | None = None,
+    marker: str = "o",
+    size: float = 5.0,
+    hollow: bool = False,
+) -> Mark:
+    """Return markers, with error bars from ``bars[0]`` to ``bars[1]`` where these are given."""
+    centre = np.atleast_1d(np.asarray(y, np.float64))
+    options: dict[str, Any] = {"fmt": marker, "ms": size, "color": colour, "label": label}
+    options |= {"mfc": "white" if hollow else colour, "lw": 1.2, "zorder": 3}
+    if bars is not None:
+        low, high = np.asarray(bars, np.float64)
+        options["yerr"] = [np.atleast_1d(centre - low), np.atleast_1d(high - centre)]
+    return Mark("errorbar", [np.atleast_1d(np.asarray(x)), centre], options)
+
+
+def quantiles(
+    x: ArrayLike, samples: ArrayLike, colour: str, label: str | None = None, low: float = 0.1
+) -> Mark:
+    """Return the medians of rows of samples, with bars between the quantiles low and 1-low."""
+    bottom, middle, top = np.quantile(np.asarray(samples), [low, 0.5, 1 - low], axis=-1)
+    return points(x, middle, colour, label, bars=(bottom, top))
+
+
+def averages(
+    x: ArrayLike, samples: ArrayLike, exactly: ArrayLike, colour: str, label: str | None = None
+) -> list[Mark]:
+    """Return the means of columns of samples, their intervals, and their exact values."""
+    intervals = [verdicts.mean(column) for column in np.asarray(samples).T]
+    low, high = ([getattr(i, end) for i in intervals] for end in ("low", "high"))
+    band = Mark("fill_between", [x, low, high], {"color": colour, "alpha": 0.25, "lw": 0})
+    means = curve(x, [i.estimate for i in intervals], colour, label)
+    return [band, means, expected(x, exactly)]
+
+
+def limit(
+    value: float, colour: str, label: str | None = None, axis: str = "y", **options: Any
+) -> Mark:
+    """Return a line across the whole panel at a value of y, or x."""
+    options = {"color": colour, "label": label, "lw": 1.2, "zorder": 0} | options
+    return Mark("axhline" if axis == "y" else "axvline", [value], options)
+
+
+def area(low: float, high: float, colour: str, label: str | None = None) -> Mark:
+    """Return the area between two values of x."""
+    return Mark("axvspan", [low, high], {"color": colour, "alpha": 0.13, "lw": 0, "label": label})
+
+
+def text(x: float, y: float, words: str, colour: str, **options: Any) -> Mark:
+    """Return a few words at a point of the panel."""
+    return Mark("text", [x, y, words], {"color": colour, "fontsize": 9} | options)
+
+
+def ends(start: tuple[float, float], end: tuple[float, float]) -> tuple[Mark, Mark]:
+    """Return the marks of the start and of the optimum of paths."""
+    return points(*start, RED), points(*end, RED, marker="*", size=10.0)
+
+
+def panel(*marks: Mark, legend: str | None = None, log: str = "", **options: Any) -> Panel:
+    """Return a panel; ``log="xy"`` stands for two logarithmic scales."""
+    return Panel(marks, {f"{axis}scale": "log" for axis in log} | options, legend)
+
+
+def draw(picture: Picture, figure: Figure) -> None:
+    """Draw a picture on an empty figure; labels that occur twice are named once."""
+    columns, named = len(picture.panels) // picture.rows, dict[str, Any]()
+    axes = figure.subplots(picture.rows, columns, squeeze=False, **picture.ratios).ravel()
+    for ax, panel in zip(axes, picture.panels, strict=True):
+        for mark in panel.marks:
+            getattr(ax, mark.method)(*mark.args, **mark.options)
+        ax.set(**panel.options)
+        if "xticks" in panel.options:
+            ax.minorticks_off()
+        if panel.legend:
+            ax.legend(loc=panel.legend, frameon=False, fontsize="small")
+        else:
+            handles, labels = ax.get_legend_handles_labels()
+            named |= dict(zip(labels, handles, strict=True))
+    if picture.legend:
+        place: dict[str, Any] = {
+            "loc": "outside lower center",
+            "ncols": picture.legend,
+            "frameon": False,
+        }
+        figure.legend(list(named.values()), list(named), **place)
