@@ -29,10 +29,10 @@ class Auto(GammaRule):
     A **guard** steps in when the last step was too long for the quadratic model, for F or g changed
     on the way. There are two kinds of evidence:
 
-    * q has jumped to twice what was known of it (its recent maximum, or the line search), or the
-      slope ``⟨g, v⟩`` has turned to more than twice its recent mean; the loss changes noticeably
-      along the last step in θ; and the loss of the batch is above its running mean by a standard
-      deviation;
+    * q has jumped to twice its recent maximum (in the first steps: to twice what the line search
+      found), or the slope ``⟨g, v⟩`` has turned to more than twice its recent maximum; the loss
+      changes noticeably along the last step in θ; and the loss of the batch is above its running
+      mean by a standard deviation, or q has jumped to four times its maximum;
     * the running mean of the loss is above its value at the last refresh by four standard errors,
       whatever slope and curvature are: a piecewise-linear loss shows a step that is too long in no
       other way.
@@ -82,9 +82,9 @@ class Auto(GammaRule):
     PROMISE = 2.0  # of the loss (or of 1, if more): no step may promise to lower it by more
     HARM = 0.001  # to the loss (or to 1, if more), by one step, that calls the guard
     MARGIN = 1.5  # over 1/λ; 2 is the limit of stability
-    FADING = 0.99  # of the recent maximum of the quotient, a step
-    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over what is known, where γ q is at least that
-    FORGETTING = 0.1  # of the mean slope, a step
+    FADING = 0.99  # of recent maxima, a step
+    JUMP, NOTICEABLE = 2.0, 0.1  # of the quotient over its maximum, where γ q is at least that
+    LARGE_JUMP = 4.0  # of the quotient, which calls the guard whatever the loss is
     RECOVERY = 1.03  # of γ after a guard, a step
     RISE = 1.1  # of γ in a step, when it follows the quotient alone
 
@@ -189,10 +189,11 @@ class Auto(GammaRule):
         self.losses.add(loss)
         if not (math.isfinite(quotient) and math.isfinite(slope)):
             return False
-        known = max(self.recent_quotient, self.search)
-        jumped = quotient > self.JUMP * known > 0 and self.value * quotient > self.NOTICEABLE
+        jump = quotient / (self.recent_quotient or self.search or math.inf)
+        jumped = jump > self.JUMP and self.value * quotient > self.NOTICEABLE
         turned = -slope > self.JUMP * self.recent_slope > 0
-        if (change > self.HARM and high and (jumped or turned)) or self.losses.has_risen():
+        overshot = (high and (jumped or turned)) or (jumped and jump > self.LARGE_JUMP)
+        if (overshot and change > self.HARM) or self.losses.has_risen():
             self.guards += 1
             self.trust /= 1 if slope > 0 else 2
             self.value /= 2
@@ -200,9 +201,9 @@ class Auto(GammaRule):
             self.due = not self.blind
             return True
         self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)
-        downhill = max(slope, 0.0)  # a run that goes uphill must not get used to it
-        rate = self.FORGETTING if self.recent_slope else 1.0
-        self.recent_slope += rate * (downhill - self.recent_slope)
+        # downhill slopes alone raise it: a run that goes uphill must not get used to it
+        level = slope if slope > 0 else min(-slope, self.recent_slope)
+        self.recent_slope = max(self.FADING * self.recent_slope, level)
         self.trust = min(1.0, self.RECOVERY * self.trust)
         if self.blind:
             self.value = min(inverse(self.recent_quotient), self.RISE * self.value)

@@ -8,7 +8,10 @@ vector-Jacobian products through the graph of the forward pass:
 * the gradient g;
 * the Kronecker factors of linear and convolution layers: with inputs a (a row for each use of the
   weight, 1 appended for a bias) and cotangents δ of the outputs in the pull-back of h,
-  ``F ≈ A ⊗ G``, ``A = mean a aᵀ``, ``G = Σ δ δᵀ``.
+  ``F ≈ A ⊗ G``, ``A = mean a aᵀ``, ``G = Σ δ δᵀ``;
+* the Kronecker factors of other matrix parameters, such as the weights of recurrent layers: with
+  the part M of h that belongs to the matrix, ``A = Mᵀ M / ‖M‖²`` and ``G = M Mᵀ``. Embeddings are
+  left to the diagonal.
 
 The factors with which terms enter the loss are known only after the backward pass:
 :func:`combine` multiplies by them when the step is taken. Nothing here reads a number on the host.
@@ -24,10 +27,12 @@ from torch import Tensor
 from torch.nn import functional
 
 from tangograd.curvature.statistics import Factors, Statistics
-from tangograd.engines.mode import LayerCall
+from tangograd.engines.mode import EMBEDDINGS, LayerCall
 from tangograd.parallel import LOCAL, Communicator
 from tangograd.session import Share, TrainingPass
 
+#: The longest side of a matrix parameter that has Kronecker factors without being a layer's.
+LONGEST_SIDE = 4096
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
 GOLDEN = (5**0.5 - 1) / 2
@@ -56,6 +61,13 @@ class _Layer:
     rows: int = 0
     G: Tensor | None = None
 
+    def add(self, *, A: Tensor | None = None, G: Tensor | None = None) -> None:
+        """Add to the sums."""
+        if A is not None:
+            self.A = A if self.A is None else self.A.add_(A)
+        if G is not None:
+            self.G = G if self.G is None else self.G.add_(G)
+
 
 def collect(
     pass_: TrainingPass,
@@ -78,6 +90,7 @@ def collect(
         return []
     calls = [call for call in layers if _has_factors(call)]
     parameters, n = list(pass_.parameters), len(pass_.parameters)
+    matrices = _matrices_without_calls(parameters, layers) if "layers" in needs else {}
     communicator = pass_.communicator
     pulled = []
     for term in pass_.terms:
@@ -86,6 +99,7 @@ def collect(
         probe: list[Tensor] = []
         squares: list[Tensor] = []
         moments = _input_moments(calls) if "layers" in needs else {}
+        moments |= {id(p): _Layer(p, None, rows=1) for p in matrices.values()}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
             cotangent = term.midpoint_sample(term.prior)
@@ -96,8 +110,11 @@ def collect(
                 layer = moments[id(call.weight)]
                 delta = _rows_of_outputs(call, from_above).to(call.weight.dtype)
                 thinned = _thinned(delta)
-                G = thinned.T @ thinned * (len(delta) / len(thinned) / draws)
-                layer.G = G if layer.G is None else layer.G.add_(G)
+                layer.add(G=thinned.T @ thinned * (len(delta) / len(thinned) / draws))
+            for i, p in matrices.items():
+                M = h[i].reshape(len(p), -1)
+                size = M.square().sum().clamp(min=torch.finfo(M.dtype).tiny)
+                moments[id(p)].add(A=M.T @ M / (size * draws), G=M @ M.T / draws)
             if draw == 0:
                 probe = h[:n]
                 squares = [x.square() / draws for x in probe]
@@ -219,8 +236,7 @@ def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:
         a = _thinned(_rows_of_inputs(call)).to(call.weight.dtype)
         if layer.bias is not None:
             a = functional.pad(a, (0, 1), value=1.0)
-        A = a.T @ a
-        layer.A = A if layer.A is None else layer.A.add_(A)
+        layer.add(A=a.T @ a)
         layer.rows += len(a)
     return layers
 
@@ -237,10 +253,29 @@ def _thinned(rows: Tensor) -> Tensor:
     return rows[(places * len(rows)).long()]
 
 
+def _matrices_without_calls(
+    parameters: Sequence[Tensor], layers: Sequence[LayerCall]
+) -> dict[int, Tensor]:
+    """Return the matrix parameters, by position, that no recorded call uses."""
+    covered = {id(call.weight) for call in layers}
+    found = {}
+    for i, p in enumerate(parameters):
+        sides = (len(p), p.numel() // max(len(p), 1)) if p.dim() > 1 else (0, 0)
+        if id(p) not in covered and min(sides) > 1 and max(sides) <= LONGEST_SIDE:
+            found[i] = p
+    return found
+
+
 def _has_factors(call: LayerCall) -> bool:
-    """Grouped, three-dimensional and string-padded convolutions are left to the diagonal."""
+    """Return whether a call gives Kronecker factors.
+
+    Embeddings and grouped, three-dimensional and string-padded convolutions are left to the
+    diagonal.
+    """
     if call.function is functional.linear:
         return True
+    if call.function in EMBEDDINGS:
+        return False
     padding, groups = [*call.options, *[1, 0, 1, 1][len(call.options) :]][1::2]
     return groups == 1 and call.weight.dim() <= 4 and not isinstance(padding, str)
 

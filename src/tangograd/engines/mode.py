@@ -31,15 +31,19 @@ from tangograd.engines.rules import LAYERS, RULES, detach_tangent, primal
 POSITIONAL = frozenset({"input", "other", "mat2", "tensor", "weight", "indices"})
 
 
+#: Functions of ``(table, indices, ...)`` whose calls are recorded beside those of layers.
+EMBEDDINGS = frozenset({torch.embedding, torch.embedding_bag})
+
+
 class DerivativeInsideError(NotImplementedError):
     """A derivative was taken inside a pass whose tangents have no graph."""
 
 
 class LayerCall(NamedTuple):
-    """One use of a linear or convolution layer with a trainable weight.
+    """One use of a linear layer, a convolution or an embedding with a trainable weight.
 
     Attributes:
-        function: ``functional.linear``, ``torch.conv2d``, …
+        function: ``functional.linear``, ``torch.conv2d``, ``torch.embedding``, …
         inputs: what it was applied to, without graph and tangent.
         weight: the parameter.
         bias: the other parameter, if there is one.
@@ -92,6 +96,8 @@ class LayerRecorder(TorchFunctionMode):
         outputs = self.compute(func, args, kwargs)
         if self.layers is not None and func in LAYERS and not kwargs:
             self._record(func, outputs, *args)
+        elif self.layers is not None and func in EMBEDDINGS:
+            self._record(func, outputs, args[1], args[0])
         return outputs
 
     def compute(
