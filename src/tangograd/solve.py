@@ -57,6 +57,7 @@ class BatchOfData(NamedTuple):
         return [(term.outputs, term.tangents, term.product)]
 
 
+@torch.no_grad()
 def relative_residual(
     groups: Sequence[Group],
     engine: Engine,

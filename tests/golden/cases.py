@@ -139,7 +139,7 @@ def closure() -> Run:
 
 
 #: The name of the inverse diagonal Fisher preconditioner.
-DIAGONAL = "auto"
+DIAGONAL = "diagonal"
 
 CASES = (constant, diagonal, kronecker, rmsprop, maximum, groups, accumulation, closure)
 

@@ -55,8 +55,8 @@ class LossHistory:
             self.first = self.mean
 
     def mark(self) -> None:
-        """Make the running mean the reference of :meth:`has_risen`."""
-        self.reference = self.mean
+        """Make the running mean the reference of :meth:`has_risen`, once there are ten losses."""
+        self.reference = self.mean if self.count >= 1 / RATE else math.nan
 
     def is_high(self, loss: float, deviations: float = 1.0) -> bool:
         """Return whether a loss is above the running mean by some standard deviations.

@@ -26,13 +26,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.curvature.statistics import Factors, Statistics
+from tangograd.curvature.statistics import LONGEST_SIDE, Factors, Statistics
 from tangograd.engines.mode import EMBEDDINGS, LayerCall
 from tangograd.parallel import LOCAL, Communicator
 from tangograd.session import Share, TrainingPass
 
-#: The longest side of a matrix parameter that has Kronecker factors without being a layer's.
-LONGEST_SIDE = 4096
 #: Rows that go into the factors of a layer: more make them costlier and little better.
 ROWS = 512
 GOLDEN = (5**0.5 - 1) / 2
@@ -44,6 +42,7 @@ class Pulled:
 
     parameters: Sequence[Tensor]
     share: Share
+    samples: int
     draws: int
     probe: list[Tensor]
     squares: list[Tensor]
@@ -126,7 +125,10 @@ def collect(
             if "gradient" in needs
             else []
         )
-        pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, moments))
+        samples = len(term.outputs)
+        pulled.append(
+            Pulled(parameters, term.share, samples, draws, probe, squares, gradient, moments)
+        )
     return pulled
 
 
@@ -146,6 +148,7 @@ def combine(
         fisher_diagonal=communicator.mean_of_tensors(diagonal),
         gradient=communicator.mean_of_tensors(gradient),
         layers=_agreed(_factors(used, group), _total_factor(used), communicator),
+        samples=communicator.size * sum(piece.samples for piece in used),
     )
 
 
@@ -269,13 +272,14 @@ def _matrices_without_calls(
 def _has_factors(call: LayerCall) -> bool:
     """Return whether a call gives Kronecker factors.
 
-    Embeddings and grouped, three-dimensional and string-padded convolutions are left to the
-    diagonal.
+    Embeddings, grouped, three-dimensional and string-padded convolutions, and weights with a long
+    side are left to the diagonal.
     """
+    rows = len(call.weight)
+    if call.function in EMBEDDINGS or max(rows, call.weight.numel() // rows) > LONGEST_SIDE:
+        return False
     if call.function is functional.linear:
         return True
-    if call.function in EMBEDDINGS:
-        return False
     padding, groups = [*call.options, *[1, 0, 1, 1][len(call.options) :]][1::2]
     return groups == 1 and call.weight.dim() <= 4 and not isinstance(padding, str)
 

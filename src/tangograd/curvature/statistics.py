@@ -7,6 +7,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+#: The longest side of a parameter, as a matrix, that has Kronecker factors: they are square.
+LONGEST_SIDE = 4096
+
 
 class Factors(NamedTuple):
     """Kronecker factors of a layer: its block of F is about ``A ⊗ G``, for ``[weight | bias]``.
@@ -33,9 +36,11 @@ class Statistics:
         fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
         gradient: g, shaped like the parameters.
         layers: Kronecker factors, of the layers whose weight is in the group.
+        samples: the number of samples in the batch.
     """
 
     draws: int
     fisher_diagonal: list[Tensor]
     gradient: list[Tensor]
     layers: list[Factors]
+    samples: int = 1

@@ -43,7 +43,7 @@ class DenseFactor(DampedFactor):
     """A matrix and its inverse by Cholesky.
 
     >>> factor = DenseFactor(torch.tensor([[2.0, 1.0], [1.0, 2.0]]))
-    >>> factor.solve(factor.multiply(torch.tensor([[1.0], [3.0]])))
+    >>> factor.solve(factor.multiply(torch.tensor([[1.0], [3.0]]))).round(decimals=4)
     tensor([[1.],
             [3.]])
     """
@@ -121,23 +121,28 @@ def damped_factor(matrix: Tensor, Q: Tensor, damping: Tensor, seen: Tensor) -> D
     )
 
 
-def leading_directions(matrix: Tensor, previous: Tensor | None) -> Tensor:
+def directions_like(matrix: Tensor) -> Tensor:
+    """Return zeros in the shape of the leading directions of a matrix: ``(n, RANK)``.
+
+    There are no columns for a matrix that is kept dense.
+    """
+    n = len(matrix)
+    return matrix.new_zeros(n, RANK if n > DENSE else 0)
+
+
+def leading_directions(matrix: Tensor, previous: Tensor) -> Tensor:
     """Return orthonormal columns that span approximately the leading eigenvectors.
 
     Args:
         matrix: symmetric positive semi-definite.
-        previous: the result of the previous update, from which the iteration starts.
-
-    Returns:
-        ``(n, RANK)``; no columns for a matrix that is kept dense.
+        previous: the result of the previous update, from which the iteration starts, or zeros.
     """
-    if len(matrix) <= DENSE:
-        return matrix.new_zeros(len(matrix), 0)
-    if previous is None:
-        start = torch.Generator().manual_seed(0)
-        random = torch.randn(len(matrix), RANK, generator=start, dtype=matrix.dtype)
-        previous = _subspace_iteration(matrix, random.to(matrix.device), 4)
-    return _subspace_iteration(matrix, previous, 2)
+    if not previous.shape[1]:
+        return previous
+    start = torch.Generator().manual_seed(0)
+    random = torch.randn(previous.shape, generator=start, dtype=matrix.dtype).to(matrix.device)
+    first = (previous == 0).all()  # then QR has nothing to start from
+    return _subspace_iteration(matrix, torch.where(first, random, previous), 3)
 
 
 def _subspace_iteration(matrix: Tensor, Q: Tensor, iterations: int) -> Tensor:

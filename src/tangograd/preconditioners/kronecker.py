@@ -1,32 +1,42 @@
-"""A Kronecker-factored C for linear and convolution layers."""
+"""Kronecker factors for matrix parameters."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any, ClassVar, NamedTuple, Self
 
 import torch
 from torch import Tensor
 
-from tangograd.curvature.statistics import Factors, Statistics
-from tangograd.preconditioners.base import Preconditioner, check_entries, saved_count
+from tangograd.curvature.statistics import LONGEST_SIDE, Factors, Statistics
+from tangograd.preconditioners.base import Preconditioner, check_entries, saved_count, saved_tensors
 from tangograd.preconditioners.diagonal import InverseDiagonal
-from tangograd.preconditioners.factors import DampedFactor, damped_factor, leading_directions
+from tangograd.preconditioners.factors import (
+    DampedFactor,
+    damped_factor,
+    directions_like,
+    leading_directions,
+)
 from tangograd.vectors import moved
 
 
 class Kronecker(Preconditioner):
-    """``C = (A + α I)⁻¹ ⊗ (G + β I)⁻¹`` for each layer, the inverse diagonal Fisher elsewhere.
+    """``C = (A + α I)⁻¹ ⊗ (G + β I)⁻¹`` for matrix parameters, the inverse diagonal elsewhere.
 
-    A and G are second moments of a layer's inputs and of the cotangents of its outputs (K-FAC's
-    factors), averaged over refreshes. The damping ``α β`` follows from the mean curvature of the
-    layers, so there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the limit is
-    exact with any C.
+    For a linear layer or a convolution, A and G are second moments of its inputs and of the
+    cotangents of its outputs (K-FAC's factors), and its bias is one more column of the weight.
+    Other matrix parameters have factors from pseudo-gradients
+    (:mod:`tangograd.curvature.pseudo_gradients`). Embeddings, and matrices with a side above 4096,
+    are left to the diagonal. The damping ``α β`` follows from the mean curvature of the layers, so
+    there is none to tune. TANGO corrects for what ``A ⊗ G`` misses of F: the limit is exact with
+    any C.
 
     Example: for one sample a and one output, A is ``a aᵀ``.
 
         >>> C, a = Kronecker(), torch.tensor([[1.0, 2.0]])
+        >>> C.init([torch.zeros(1, 2)])
         >>> layer = Factors(0, None, a.T @ a, torch.eye(1))
         >>> C.update(Statistics(1, [torch.ones(1, 2)], [], [layer]))
         >>> C.apply_inverse(C.apply([torch.tensor([[3.0, 4.0]])]))
@@ -35,37 +45,39 @@ class Kronecker(Preconditioner):
 
     needs: ClassVar[frozenset[str]] = frozenset({"fisher_diagonal", "layers"})
 
-    #: Averages of the factors forget at this rate an update.
-    FORGETTING = 0.3
+    #: Averages of the factors forget at this rate an update, and more slowly with small batches:
+    #: they are of at least so many samples.
+    FORGETTING, SAMPLES = 0.3, 64
     #: The damping of a layer is at most this multiple of its own mean curvature.
     OWN_CURVATURE = 10.0
 
     def __init__(self) -> None:
         self.updates = 0
         self._rest = InverseDiagonal()
-        self._averages: dict[int, Factors] = {}  # by the position of the weight
-        self._directions: dict[int, tuple[Tensor, Tensor]] = {}  # leading ones of A and G
+        self._blocks: dict[int, _Averages] = {}  # by the position of the weight
         self._layers: list[_Layer] = []
+
+    def init(self, parameters: Sequence[Tensor]) -> None:
+        """Allocate averages of zeros for the diagonal and for the factors of all matrices."""
+        self._rest.init(parameters)
+        if not self._blocks:
+            self._blocks = {
+                i: _Averages.zeros(p)
+                for i, p in enumerate(parameters)
+                if p.dim() > 1 and 0 < max(_sides(p)) <= LONGEST_SIDE
+            }
 
     def update(self, statistics: Statistics) -> None:
         """Update the averages of the factors."""
         self.updates += 1
         self._rest.update(statistics)
-        rate = max(1 / self.updates, self.FORGETTING)
+        forgetting = min(self.FORGETTING, statistics.samples / self.SAMPLES)
+        rate = max(1 / self.updates, forgetting)
         sums = [factor.sum() for layer in statistics.layers for factor in (layer.A, layer.G)]
         finite = torch.stack(sums).isfinite().all() if sums else torch.tensor(True)
         for new in statistics.layers:
-            old = self._averages.get(new.weight)
-            if old is None:
-                zeros = new.A.new_zeros(())
-                A, G = (torch.where(finite, x, zeros) for x in (new.A, new.G))
-                self._averages[new.weight] = new._replace(A=A, G=G)
-            elif old.A.shape == new.A.shape:
-                for average, x in ((old.A, new.A), (old.G, new.G)):
-                    average.add_(torch.where(finite, x - average, 0.0), alpha=rate)
-        for weight, _, A, G in self._averages.values():
-            P, Q = self._directions.get(weight, (None, None))
-            self._directions[weight] = (leading_directions(A, P), leading_directions(G, Q))
+            if new.weight in self._blocks:
+                self._blocks[new.weight].add(new, rate, finite)
         self._set()
 
     def _set(self) -> None:
@@ -78,20 +90,23 @@ class Kronecker(Preconditioner):
         whose outputs hardly matter yet, as with tiny initial weights, learns all the same.
         """
         self._layers = []
-        if not self._averages:
+        known = [(weight, block) for weight, block in self._blocks.items() if block.updates]
+        if not known:
             return
-        factors = list(self._averages.values())
-        levels = [(_median_of_positive(f.A.diagonal()), f.G.diagonal().mean()) for f in factors]
-        elements = [len(f.A) * len(f.G) for f in factors]
+        levels = [
+            (_median_of_positive(block.inputs.diagonal()), block.G.diagonal().mean())
+            for _, block in known
+        ]
+        elements = [len(block.inputs) * len(block.G) for _, block in known]
         totals = [a * g * n for (a, g), n in zip(levels, elements, strict=True)]
         mean = torch.stack(totals).sum() / sum(elements)
-        for (weight, bias, A, G), (a, g) in zip(factors, levels, strict=True):
-            P, Q = self._directions[weight]
+        for (weight, block), (a, g) in zip(known, levels, strict=True):
             seen = a * g > 0  # before any signal has come through the layer, C is the identity
             c = torch.minimum(mean, self.OWN_CURVATURE * a * g)
-            right = damped_factor(A, P, (c * a / g).sqrt(), seen)
-            left = damped_factor(G, Q, (c * g / a).sqrt(), seen)
-            self._layers.append(_Layer(weight, bias, left, right))
+            n = len(block.inputs)
+            right = damped_factor(block.inputs, block.P[:n], (c * a / g).sqrt(), seen)
+            left = damped_factor(block.G, block.Q, (c * g / a).sqrt(), seen)
+            self._layers.append(_Layer(weight, block.bias, left, right))
 
     def apply(self, tensors: list[Tensor]) -> list[Tensor]:
         """Return ``(G + β)⁻¹ X (A + α)⁻¹`` for the matrix ``X = [weight | bias]`` of a layer."""
@@ -127,93 +142,130 @@ class Kronecker(Preconditioner):
     def check(self, parameters: Sequence[Tensor]) -> None:
         """Check that the factors fit the parameters."""
         self._rest.check(parameters)
-        for weight, _, A, G in self._averages.values():
-            shape = tuple(parameters[weight].shape) if weight < len(parameters) else ()
-            columns = parameters[weight].numel() // shape[0] if shape else 0
-            if len(G) != (shape or (0,))[0] or len(A) not in (columns, columns + 1):
+        for weight, block in self._blocks.items():
+            p = parameters[weight] if weight < len(parameters) else None
+            if p is None or (len(block.G), len(block.A) - 1) != _sides(p):
                 raise ValueError(
-                    f"Kronecker has factors of sides {len(G)} and {len(A)} for parameter number "
-                    f"{weight}, which has shape {shape}; give each group its own"
+                    f"Kronecker has factors of sides {len(block.G)} and {len(block.A) - 1} for "
+                    f"parameter number {weight}, which has shape "
+                    f"{None if p is None else tuple(p.shape)}; give each group its own"
                 )
-
-    def init(self, parameters: Sequence[Tensor]) -> None:
-        """Allocate the diagonal; layers, and so their factors, are known after the first step."""
-        self._rest.init(parameters)
 
     def to_(self, parameters: Sequence[Tensor]) -> None:
         """Move the factors and their leading directions."""
         self._rest.to_(parameters)
-        averages = self._averages.values()
-        if all(f.A is moved(f.A, parameters[f.weight]) for f in averages):
-            return
-        self._averages = {
-            w: Factors(w, b, moved(A, parameters[w]), moved(G, parameters[w]))
-            for w, b, A, G in averages
-        }
-        self._directions = {
-            w: (moved(P, parameters[w]), moved(Q, parameters[w]))
-            for w, (P, Q) in self._directions.items()
-        }
-        self._set()
+        there = {w: block.moved(parameters[w]) for w, block in self._blocks.items()}
+        if any(there[w].A is not block.A for w, block in self._blocks.items()):
+            self._blocks = there
+            self._set()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return factors and their leading directions, as lists of tensors and numbers."""
-        return {
-            "updates": self.updates,
-            "rest": self._rest.state_dict(),
-            "averages": [list(factors) for factors in self._averages.values()],
-            "directions": [[weight, P, Q] for weight, (P, Q) in self._directions.items()],
-        }
+        """Return factors and their leading directions, as lists of tensors and numbers.
+
+        The lists have an entry for each matrix at all times, so that a distributed checkpoint can
+        be loaded before the first step.
+        """
+        saved: dict[str, Any] = {"updates": self.updates, "rest": self._rest.state_dict()}
+        for name in _TENSORS:
+            saved[name] = [getattr(block, name) for block in self._blocks.values()]
+        saved["seen"] = [block.updates for block in self._blocks.values()]
+        saved["bias"] = [-1 if b.bias is None else b.bias for b in self._blocks.values()]
+        return saved
 
     def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
         """Return one with saved factors."""
-        check_entries(self, state, {"updates", "rest", "averages", "directions"})
+        check_entries(self, state, {"updates", "rest", "seen", "bias", *_TENSORS})
         loaded = copy.copy(self)
         loaded.updates = saved_count(self, "updates", state["updates"])
         loaded._rest = self._rest.from_state(state["rest"], parameters)
-        loaded._averages, loaded._directions = {}, {}
-        for entry in _entries("averages", state["averages"], 4):
-            weight, bias, A, G = entry
-            if bias is not None and bias not in range(len(parameters)):
+        loaded._blocks = {}
+        loaded.init(parameters)
+        blocks = loaded._blocks
+        tensors = {}
+        for name in _TENSORS:
+            like = [getattr(block, name) for block in blocks.values()]
+            tensors[name] = saved_tensors(self, name, state[name], like)
+        for name in ("seen", "bias"):
+            if not isinstance(state[name], list | tuple) or len(state[name]) != len(blocks):
+                raise ValueError(f"the saved {name!r} of Kronecker is damaged")
+        for k, weight in enumerate(blocks):
+            bias = state["bias"][k]
+            one = {name: tensors[name][k] for name in _TENSORS}
+            rows = len(one["G"])
+            fits = isinstance(bias, int) and -1 <= bias < len(parameters)
+            if not fits or (bias >= 0 and tuple(parameters[bias].shape) != (rows,)):
                 raise ValueError(f"the saved Kronecker has a bias at the position {bias!r}")
-            loaded._averages[weight] = Factors(weight, bias, _square(A), _square(G))
-        for weight, P, Q in _entries("directions", state["directions"], 3):
-            if not (isinstance(P, Tensor) and isinstance(Q, Tensor)):
-                raise ValueError("the saved Kronecker has directions that are not tensors")
-            loaded._directions[weight] = (P.clone(), Q.clone())
-        if loaded._averages.keys() != loaded._directions.keys():
-            raise ValueError("the saved Kronecker has factors and directions of different layers")
-        loaded.check(parameters)
-        for weight, (P, Q) in loaded._directions.items():
-            factors = loaded._averages[weight]
-            if P.shape[:1] != factors.A.shape[:1] or Q.shape[:1] != factors.G.shape[:1]:
-                raise ValueError("the saved Kronecker has directions that do not fit its factors")
-        loaded.to_(parameters)
+            seen = saved_count(self, "seen", state["seen"][k])
+            block = _Averages(**one, updates=seen, bias=None if bias < 0 else bias)
+            blocks[weight] = block.moved(parameters[weight])
         loaded._set()
         return loaded
+
+
+@dataclass
+class _Averages:
+    """Averages of the factors of one matrix parameter.
+
+    Attributes:
+        A: second moments of the inputs, with a last row and column for a bias.
+        G: second moments of the cotangents of the outputs.
+        P: leading directions of A; without columns if A is kept dense.
+        Q: those of G.
+        updates: the number of updates.
+        bias: the position of the bias that is joined to the matrix.
+    """
+
+    A: Tensor
+    G: Tensor
+    P: Tensor
+    Q: Tensor
+    updates: int = 0
+    bias: int | None = None
+
+    @classmethod
+    def zeros(cls, p: Tensor) -> _Averages:
+        """Return zeros for a parameter."""
+        rows, columns = _sides(p)
+        A, G = p.new_zeros(columns + 1, columns + 1), p.new_zeros(rows, rows)
+        return cls(A, G, directions_like(A), directions_like(G))
+
+    @property
+    def inputs(self) -> Tensor:
+        """A, without the part of a bias if there is none."""
+        return self.A if self.bias is not None else self.A[:-1, :-1]
+
+    def add(self, new: Factors, rate: float, finite: Tensor) -> None:
+        """Update the averages; the first update takes the place of the zeros."""
+        if self.updates == 0:
+            self.bias, rate = new.bias, 1.0
+        if new.bias != self.bias:
+            return
+        self.updates += 1
+        for average, x in ((self.inputs, new.A), (self.G, new.G)):
+            average.add_(torch.where(finite, x - average, 0.0), alpha=rate)
+        n = len(self.inputs)
+        self.P[:n] = leading_directions(self.inputs, self.P[:n])
+        self.Q = leading_directions(self.G, self.Q)
+
+    def moved(self, p: Tensor) -> _Averages:
+        """Return the averages where the parameter is, in its type."""
+        A, G, P, Q = (moved(getattr(self, name), p) for name in _TENSORS)
+        return replace(self, A=A, G=G, P=P, Q=Q)
+
+
+_TENSORS = tuple(field.name for field in fields(_Averages))[:4]
+
+
+def _sides(p: Tensor) -> tuple[int, int]:
+    """Return the numbers of rows and columns of a parameter as a matrix."""
+    rows = len(p)
+    return rows, p.numel() // max(rows, 1)
 
 
 def _median_of_positive(diagonal: Tensor) -> Tensor:
     """Return the median of the entries that are not negligible beside their mean; 0 for zeros."""
     negligible = 1e-6 * diagonal.mean()
     return diagonal.where(diagonal > negligible, torch.nan).nanmedian().nan_to_num(0.0)
-
-
-def _entries(name: str, saved: object, length: int) -> list[Any]:
-    """Return saved entries of one layer each, or raise ``ValueError``."""
-    valid = isinstance(saved, list | tuple) and all(
-        isinstance(entry, list | tuple) and len(entry) == length and isinstance(entry[0], int)
-        for entry in saved
-    )
-    if not valid:
-        raise ValueError(f"the saved {name!r} of Kronecker is damaged")
-    return list(saved)  # type: ignore[call-overload,no-any-return]
-
-
-def _square(factor: object) -> Tensor:
-    if not isinstance(factor, Tensor) or factor.dim() != 2 or factor.shape[0] != factor.shape[1]:
-        raise ValueError("the saved Kronecker has a factor that is not a square matrix")
-    return factor.clone()
 
 
 class _Layer(NamedTuple):
