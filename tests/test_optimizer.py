@@ -392,7 +392,9 @@ def test_loading_another_kind_of_state_is_refused_and_changes_nothing():
     )
     train(model, optimizer, likelihood, [(x, y)])
     before = deepcopy(other.state_dict())
-    with pytest.raises(ValueError, match=r"saved gamma has statistics \['largest', 'loss_count'.*Constant"):
+    with pytest.raises(
+        ValueError, match=r"saved gamma has statistics \['largest', 'loss_count'.*Constant"
+    ):
         other.load_state_dict(optimizer.state_dict())
     assert same(other.state_dict(), before)
 

@@ -33,9 +33,9 @@ class Auto(GammaRule):
       found), or the slope ``⟨g, v⟩`` has turned to more than twice its recent maximum; the loss
       changes noticeably along the last step in θ; and the loss of the batch is above its running
       mean by a standard deviation, or q has jumped to four times its maximum;
-    * the running mean of the loss is above its value at the last refresh by four standard errors,
-      whatever slope and curvature are: a piecewise-linear loss shows a step that is too long in no
-      other way.
+    * the running mean of the loss is above the lowest that it had at a refresh by three standard
+      errors, whatever slope and curvature are: a piecewise-linear loss shows a step that is too
+      long in no other way.
 
     If the loss still falls along v, the guard shortens v to its best multiple on the quadratic
     model, at most to half. If not, it takes the step back, drops v and halves γ, which then
@@ -197,7 +197,7 @@ class Auto(GammaRule):
             self.guards += 1
             self.trust /= 1 if slope > 0 else 2
             self.value /= 2
-            self.losses.mark()
+            self.losses.mark(anew=True)
             self.due = not self.blind
             return True
         self.recent_quotient = max(self.FADING * self.recent_quotient, quotient)

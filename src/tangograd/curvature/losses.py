@@ -21,7 +21,7 @@ class LossHistory:
         mean: the running mean.
         variance: the running variance around it.
         first: the mean of the first losses; NaN until there are ten.
-        reference: the running mean at the last refresh or guard; NaN before.
+        reference: the lowest running mean at a refresh since the last guard; NaN before.
 
     Example:
         >>> history = LossHistory()
@@ -54,9 +54,14 @@ class LossHistory:
         if self.count == round(1 / RATE):
             self.first = self.mean
 
-    def mark(self) -> None:
-        """Make the running mean the reference of :meth:`has_risen`, once there are ten losses."""
-        self.reference = self.mean if self.count >= 1 / RATE else math.nan
+    def mark(self, *, anew: bool = False) -> None:
+        """Make the running mean the reference of :meth:`has_risen` if it is lower.
+
+        Args:
+            anew: also if it is higher, as after a guard.
+        """
+        if self.count >= 1 / RATE and (anew or not self.mean > self.reference):
+            self.reference = self.mean
 
     def is_high(self, loss: float, deviations: float = 1.0) -> bool:
         """Return whether a loss is above the running mean by some standard deviations.
@@ -65,7 +70,7 @@ class LossHistory:
         """
         return self.count < 3 or loss > self.mean + deviations * math.sqrt(self.variance)
 
-    def has_risen(self, errors: float = 4.0) -> bool:
+    def has_risen(self, errors: float = 3.0) -> bool:
         """Return whether the running mean is above the reference by some standard errors."""
         return self._exceeds(self.reference, errors)
 
