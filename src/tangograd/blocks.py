@@ -10,7 +10,13 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import CheckpointError
 
 from tangograd.adjoint import DisagreementError
-from tangograd.checks import Version, check_model, check_supported, version
+from tangograd.checks import (
+    Version,
+    check_materialized,
+    check_model,
+    check_supported,
+    version,
+)
 from tangograd.curvature.observation import Observation, observe
 from tangograd.curvature.refresh import request
 from tangograd.engines import CannotRunError, NoFormulaError, Select, Site
@@ -110,6 +116,7 @@ class TangentBlocks:
         """Open a forward pass with tangents, and measure it when it is closed."""
         rules = [group["gamma"] for group in trained.groups]
         Cs = [group["preconditioner"] for group in trained.groups]
+        check_materialized(trained.parameters)
         if site.model is not None:
             self.names |= check_model(site.model, trained.parameters)
             check_supported(self.pending.communicator, rules, Cs)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from tangograd.checks import check_options
 from tangograd.curvature import Auto, GammaRule
 from tangograd.parallel.shards import sums
 from tangograd.preconditioners import Preconditioner
@@ -82,6 +83,7 @@ def check_structure(optimizer: Optimizer, state_dict: dict[str, Any]) -> None:
                 raise ValueError(f"the saved parameter group {number} has no number {name!r}")
             if math.isnan(value) and name != "velocity_norm":
                 raise ValueError(f"the saved parameter group {number} has NaN for {name!r}")
+        check_options(saved)
         if not isinstance(saved.get("accelerated"), bool):
             raise ValueError(f"the saved parameter group {number} has no flag 'accelerated'")
         for key, p in zip(keys, group["params"], strict=True):

@@ -174,6 +174,16 @@ class Likelihood(nn.Module, ABC):
         Raises:
             ValueError: the shapes do not match, or the batch is empty.
         """
+        if targets.requires_grad and not outputs.requires_grad and torch.is_grad_enabled():
+            raise ValueError(
+                "the arguments seem to be swapped: the targets require gradients and the outputs "
+                "do not. Call likelihood(outputs, targets)."
+            )
+        if not outputs.is_floating_point():
+            raise TypeError(
+                f"outputs are real numbers, such as logits; got {outputs.dtype}. Call "
+                "likelihood(outputs, targets)."
+            )
         events = self.event_dimensions(outputs)
         samples = outputs.shape[: outputs.dim() - events]
         if samples.numel() == 0:
