@@ -1,0 +1,140 @@
+"""A sample of rows to keep: half of it uniform, half by the size of what a row says."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate
+
+Array = NDArray[np.float64]
+
+#: larger than every uniform number
+ALL = 2.0
+
+
+@dataclass
+class Kept:
+    """Rows of the sample with what was known of them when they were met.
+
+    Attributes:
+        rows: the rows.
+        eta: where they were expanded, shape (n, outputs).
+        key: how large a row is, at its prediction: the key v of the priority half, shape (n,).
+        uniform: the random number u of the uniform half, shape (n,).
+        priority: ``v / u'``, shape (n,).
+    """
+
+    rows: WorkingRows
+    eta: Array
+    key: Array
+    uniform: Array
+    priority: Array
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+    def take(self, which: NDArray[np.bool_] | NDArray[np.intp] | slice) -> Kept:
+        """Return some of the rows."""
+        return Kept(
+            self.rows.take(which),
+            self.eta[which],
+            self.key[which],
+            self.uniform[which],
+            self.priority[which],
+        )
+
+
+@dataclass
+class RowSample:
+    """The ``half`` rows with the least u and the ``half`` with the largest ``v/u'``.
+
+    u and u' are hashes of a row's number in the whole table, so that the sample does not depend on
+    how rows were cut into chunks or which worker read them. A row is in the sample with probability
+    ``1 - (1 - half/n)(1 - min(1, v/τ))``, τ being the largest priority that was not kept.
+
+    Example: of two samples merged, each row has the same chance as in one.
+        >>> sample = RowSample(half=2, seed=0)
+        >>> sample.half
+        2
+    """
+
+    half: int
+    seed: int
+    rows_seen: int = 0
+    threshold: float = 0.0
+    largest_uniform: float = ALL
+    _parts: list[Kept] = field(default_factory=list)
+
+    def offer(self, rows: WorkingRows, eta: Array, key: Array) -> None:
+        """Add rows; those that cannot be in the sample are not copied."""
+        self.rows_seen += len(rows)
+        uniform = uniform_hash(rows.number, 2 * self.seed)
+        priority = key / uniform_hash(rows.number, 2 * self.seed + 1)
+        chosen = np.flatnonzero((uniform <= self.largest_uniform) | (priority >= self.threshold))
+        self._parts.append(Kept(rows, eta, key, uniform, priority).take(chosen))
+        if sum(map(len, self._parts)) >= 4 * self.half:
+            self._select()
+
+    def merge(self, other: RowSample) -> None:
+        """Add the sample of other rows."""
+        self.rows_seen += other.rows_seen
+        self._parts += other._parts
+        self.threshold = max(self.threshold, other.threshold)
+        self.largest_uniform = min(self.largest_uniform, other.largest_uniform)
+        self._select()
+
+    def kept(self) -> Kept | None:
+        """Return the sample in order of row numbers; None before the first row."""
+        self._select()
+        if not self._parts:
+            return None
+        whole = self._parts[0]
+        order = np.argsort(whole.rows.number, kind="stable")
+        return whole.take(order)
+
+    def inclusion(self, kept: Kept) -> Array:
+        """Return the probability with which each row was kept."""
+        uniform = min(1.0, self.half / max(self.rows_seen, 1))
+        if self.threshold <= 0:
+            return np.ones(len(kept))
+        return 1 - (1 - uniform) * (1 - np.minimum(1.0, kept.key / self.threshold))
+
+    def _select(self) -> None:
+        """Keep the rows of the sample alone."""
+        if not self._parts:
+            return
+        whole = _joined(self._parts)
+        if len(whole) > self.half:
+            order = np.partition(whole.uniform, self.half - 1)
+            self.largest_uniform = min(self.largest_uniform, float(order[self.half - 1]))
+        if len(whole) > self.half:
+            rank = len(whole) - self.half - 1
+            self.threshold = max(self.threshold, float(np.partition(whole.priority, rank)[rank]))
+            whole = whole.take(
+                (whole.uniform <= self.largest_uniform) | (whole.priority > self.threshold)
+            )
+        self._parts = [whole]
+
+
+def _joined(parts: list[Kept]) -> Kept:
+    if len(parts) == 1:
+        return parts[0]
+    names = ("eta", "key", "uniform", "priority")
+    eta, key, uniform, priority = (
+        np.concatenate([getattr(part, name) for part in parts]) for name in names
+    )
+    return Kept(concatenate([part.rows for part in parts]), eta, key, uniform, priority)
+
+
+def uniform_hash(numbers: NDArray[np.int64], seed: int) -> Array:
+    """Return a number in (0, 1) for each row number, by splitmix64."""
+    with np.errstate(over="ignore"):
+        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        x = x + np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
+        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        x = x ^ (x >> np.uint64(31))
+    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53

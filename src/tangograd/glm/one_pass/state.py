@@ -1,0 +1,216 @@
+"""The state of one pass: named, mergeable, serializable."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.one_pass.exact_path import ExactPath, block_rows
+from tangograd.glm.one_pass.finish import Finish, PathTotals, finish
+from tangograd.glm.one_pass.penalty import Penalty
+from tangograd.glm.one_pass.quadratic import QuadraticModel
+from tangograd.glm.one_pass.row_sample import RowSample
+from tangograd.glm.one_pass.start import Start, prior_precision
+from tangograd.glm.one_pass.totals import RunningTotals
+from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate, outer_products
+
+Array = NDArray[np.float64]
+
+#: rows that are kept, both halves together, if the budget of bytes has room for them
+KEPT_ROWS = 10_000
+KEPT_BYTES = 64_000_000
+
+
+@dataclass(frozen=True)
+class OnePassConfig:
+    """What of a pass is chosen beforehand.
+
+    Attributes:
+        penalty: α of ``mean loss + α/2 ‖coefficients‖²``.
+        seed: of the hash that chooses the kept rows; another one for each further reading.
+        kept_rows: rows to keep at most.
+        kept_bytes: memory for them.
+        meat: sum the outer products of the scores on the way.
+    """
+
+    penalty: float = 0.0
+    seed: int = 0
+    kept_rows: int = KEPT_ROWS
+    kept_bytes: int = KEPT_BYTES
+    meat: bool = False
+
+    def half(self, columns: int, outputs: int) -> int:
+        """Return the rows of each half of the sample."""
+        row = 8 * (columns + 2 * outputs + 7)
+        return max(1, min(self.kept_rows, self.kept_bytes // row) // 2)
+
+
+@dataclass
+class OnePassState:
+    """Everything that is known after some rows of a pass.
+
+    The result depends on the rows, their numbers and their order, to the last bit, and not on how
+    they were cut into chunks: rows wait until a block is full.
+
+    Attributes:
+        family: the family.
+        config: what was chosen beforehand.
+        start: where the path began.
+        path: the running solution.
+        quadratic: the sums of expansions.
+        sample: the kept rows.
+        totals: further sums.
+        pending: rows that wait for their block to be full.
+        readings: of the table, this one included.
+    """
+
+    family: Any
+    config: OnePassConfig
+    start: Start
+    path: ExactPath
+    quadratic: QuadraticModel
+    sample: RowSample
+    totals: RunningTotals = field(default_factory=RunningTotals)
+    pending: list[WorkingRows] = field(default_factory=list)
+    readings: int = 1
+
+    @classmethod
+    def init(
+        cls, family: Any, start: Start, config: OnePassConfig | None = None
+    ) -> OnePassState:
+        """Return the state before the first row."""
+        config = config or OnePassConfig()
+        outputs, q = start.theta.shape
+        return cls(
+            family=family,
+            config=config,
+            start=start,
+            path=ExactPath.begin(start),
+            quadratic=QuadraticModel(outputs * q, config.meat),
+            sample=RowSample(config.half(q, outputs), config.seed),
+        )
+
+    @property
+    def block_rows(self) -> int:
+        """Rows of a block."""
+        return block_rows(self.quadratic.size)
+
+    @property
+    def penalty(self) -> Penalty:
+        """The penalty in working coordinates."""
+        outputs = self.start.theta.shape[0]
+        return Penalty(self.config.penalty, self.start.coordinates, outputs)
+
+    @property
+    def rows_seen(self) -> int:
+        """Rows so far, those that wait included."""
+        return self.totals.rows + sum(map(len, self.pending))
+
+    def update(
+        self,
+        X: Array,
+        y: Array,
+        weights: Array | None = None,
+        offset: Array | None = None,
+        first_row: int | None = None,
+    ) -> None:
+        """Learn from rows.
+
+        Args:
+            X: dense, shape (n, d).
+            y: targets.
+            weights: of the rows; ones by default.
+            offset: known part of η; zeros by default.
+            first_row: number of the first of them in the whole table; by default they follow the
+                last.
+        """
+        n = len(y)
+        first = self.rows_seen if first_row is None else first_row
+        numbers = np.arange(first, first + n, dtype=np.int64)
+        weights = np.ones(n) if weights is None else weights
+        offset = np.zeros(n) if offset is None else offset
+        waiting, begin = sum(map(len, self.pending)), 0
+        while begin < n:
+            end = min(n, begin + self.block_rows - waiting)
+            here = slice(begin, end)
+            self.pending.append(
+                self.start.coordinates.rows(
+                    X[here], y[here], weights[here], offset[here], numbers[here]
+                )
+            )
+            waiting += end - begin
+            begin = end
+            if waiting == self.block_rows:
+                self.flush()
+                waiting = 0
+
+    def flush(self) -> None:
+        """Take in the rows that wait, as a block; after the last rows of a pass."""
+        if not self.pending:
+            return
+        rows, self.pending = concatenate(self.pending), []
+        with np.errstate(over="ignore", invalid="ignore"):
+            penalty = self.penalty.matrix(self.totals.weight + float(rows.weights.sum()))
+            step = self.path.move(self.family, rows, self.quadratic, penalty)
+            meat = None
+            if self.config.meat:
+                meat = outer_products(rows.Z, rows.weights[:, None] * step.score)
+            self.quadratic.add(step.sums, meat)
+            self.sample.offer(rows, step.eta, step.key)
+            pearson = np.zeros(len(rows))
+            if self.start.theta.shape[0] == 1:
+                f = step.fisher[:, 0, 0]
+                pearson = step.score[:, 0] ** 2 / np.where(f > 0, f, np.inf)
+            self.totals.add(self.family, rows, step.loss, pearson)
+
+    def merge(self, other: OnePassState) -> None:
+        """Add the state of other rows; both must come from the same start."""
+        if self.start.id != other.start.id:
+            raise ValueError("states can be merged only if they have the same start")
+        self.flush()
+        other.flush()
+        self.quadratic.merge(other.quadratic)
+        self.sample.merge(other.sample)
+        self.totals.merge(other.totals)
+
+    def finish(self) -> Finish:
+        """Return the estimate from all rows so far."""
+        self.flush()
+        totals = PathTotals(self.totals.loss, self.totals.pearson, self.totals.weight)
+        outputs = self.start.theta.shape[0]
+        prior = prior_precision(self.path.unit, self.start.coordinates.intercept)
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            return finish(
+                self.family,
+                self.quadratic,
+                self.sample,
+                totals,
+                theta=self.path.theta,
+                prior=np.tile(prior, outputs),
+                penalty=self.penalty.matrix(self.totals.weight),
+            )
+
+    def again(self, found: Finish) -> OnePassState:
+        """Return an empty state for another reading, whose path starts at, and is held by, a result.
+
+        The Hessian of the result holds the path as strongly as all rows do, so that it hardly
+        moves; the new sums are those of expansions next to the estimate.
+        """
+        from dataclasses import replace
+
+        outputs, q = found.theta.shape
+        flat = (np.arange(outputs)[:, None] * q + found.columns).ravel()
+        J = np.diag(np.tile(prior_precision(self.path.unit, self.start.coordinates.intercept), outputs))
+        J[np.ix_(flat, flat)] = found.hessian - self.penalty.matrix(self.totals.weight)[
+            np.ix_(flat, flat)
+        ]
+        config = replace(self.config, seed=self.config.seed + 1)
+        state = OnePassState.init(self.family, self.start, config)
+        state.path = ExactPath(found.theta.copy(), J, J @ found.theta.ravel(), self.path.unit.copy())
+        state.readings = self.readings + 1
+        return state
+
+
