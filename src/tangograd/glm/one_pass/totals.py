@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -12,10 +12,15 @@ from tangograd.glm.one_pass.working_rows import WorkingRows
 
 Array = NDArray[np.float64]
 
+_SUMS = (
+    "rows", "weight", "loss", "pearson", "target", "variation", "saturated", "normalizer",
+    "pairs", "neighbours",
+)  # fmt: skip
+
 
 @dataclass
 class RunningTotals:
-    """Sums over rows; all but the last may be added for two parts of a table.
+    """Sums over rows.
 
     Attributes:
         rows: how many rows.
@@ -26,6 +31,11 @@ class RunningTotals:
         variation: Σ w (y - mean)².
         saturated: Σ w (least loss at y).
         normalizer: Σ w (part of the log-likelihood that depends on y alone).
+        pairs: neighbouring rows.
+        neighbours: Σ (y - y')² over them.
+        classes: Σ w of each class; empty for a target that is a number.
+        last: the last target; NaN before the first row.
+        offsets: some row had an offset.
     """
 
     rows: int = 0
@@ -36,12 +46,21 @@ class RunningTotals:
     variation: float = 0.0
     saturated: float = 0.0
     normalizer: float = 0.0
+    pairs: int = 0
+    neighbours: float = 0.0
+    classes: Array = field(default_factory=lambda: np.zeros(0))
+    last: float = float("nan")
+    offsets: bool = False
 
     def add(self, family: Any, rows: WorkingRows, loss: Array, pearson: Array) -> None:
         """Add rows with their loss and ``s²/f`` on the path."""
         w, y = rows.weights, rows.y
         weight = float(w.sum())
         mean = float(w @ y) / weight
+        steps = np.diff(y) if np.isnan(self.last) else np.diff(y, prepend=self.last)
+        classes = np.zeros(0)
+        if family.outputs > 1:
+            classes = np.bincount(y.astype(np.int64), w, family.outputs + 1)
         self.merge(
             RunningTotals(
                 rows=len(y),
@@ -52,19 +71,42 @@ class RunningTotals:
                 variation=float(w @ (y - mean) ** 2),
                 saturated=float(w @ family.saturated_loss(y)),
                 normalizer=float(w @ family.log_normalizer(y)),
+                pairs=len(steps),
+                neighbours=float(steps @ steps),
+                classes=classes,
+                last=float(y[-1]),
+                offsets=bool(rows.offset.any()),
             )
         )
 
     def merge(self, other: RunningTotals) -> None:
-        """Add the sums over other rows."""
+        """Add the sums over other rows, which follow these."""
         if self.weight > 0 and other.weight > 0:
             apart = self.target / self.weight - other.target / other.weight
             both = self.weight + other.weight
             self.variation += self.weight * (other.weight / both) * apart**2
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+        for name in _SUMS:
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.classes = self.classes + other.classes if len(self.classes) else other.classes
+        self.last = other.last if other.rows else self.last
+        self.offsets = self.offsets or other.offsets
 
     @property
     def mean(self) -> float:
         """The weighted mean of the target."""
         return self.target / self.weight
+
+    @property
+    def neighbour_correlation(self) -> float:
+        """The correlation of each target with the one before it, about."""
+        if self.pairs == 0 or not self.variation > 0:
+            return 0.0
+        variance = self.variation / self.weight
+        return 1 - 0.5 * self.neighbours / self.pairs / variance
+
+    def null_loss(self, family: Any) -> float:
+        """Σ w loss of the model with an intercept alone and no offset."""
+        if len(self.classes):
+            seen = self.classes[self.classes > 0]
+            return float(-(seen * np.log(seen / self.weight)).sum())
+        return float(family.constant_loss(self.mean, self.weight, self.variation))
