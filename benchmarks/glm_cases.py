@@ -77,7 +77,7 @@ def tango(
 ) -> Fitted:
     """A fit with default settings, but for the passes and the seed of the order."""
     from tangograd.glm import TangoClassifier, TangoRegressor
-    from tangograd.glm.families import family
+    from tangograd.glm.old_families import family
 
     kind, options = TangoClassifier if case.classifier else TangoRegressor, dict(case.options)
     if parameters := options.pop("parameters", {}):

@@ -5,7 +5,7 @@ import statsmodels.api as sm
 
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
-from tangograd.glm.families import family, multinomial
+from tangograd.glm.old_families import family, multinomial
 from tangograd.glm.rows import Rows
 from tangograd.glm.sums import respond
 

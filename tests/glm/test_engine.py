@@ -9,7 +9,7 @@ import scipy.sparse as sp
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family
+from tangograd.glm.old_families import family
 from tests.glm.simulated import data, excess, fit, model_of, rows, shorten
 
 FORMS = {

@@ -6,7 +6,7 @@ import statsmodels.api as sm
 from sklearn.metrics import mean_tweedie_deviance
 
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import NAMES, Family, family, multinomial
+from tangograd.glm.old_families import NAMES, Family, family, multinomial
 
 links = sm.families.links
 THEIRS = {

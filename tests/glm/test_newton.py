@@ -15,8 +15,8 @@ from sklearn.linear_model import (
 )
 
 from tangograd.glm import newton
-from tangograd.glm.families import family
 from tangograd.glm.newton import Objective, converge, means, solve
+from tangograd.glm.old_families import family
 from tangograd.glm.rows import blocks
 from tests.glm.simulated import CLASSES, FAMILIES, rows, simulate, simulate_classes
 

@@ -6,7 +6,7 @@ import scipy.sparse as sp
 from scipy.special import softmax
 
 from tangograd.glm import sums as sums_module
-from tangograd.glm.families import family
+from tangograd.glm.old_families import family
 from tangograd.glm.rows import Rows, blocks, together
 from tangograd.glm.sums import Sums, respond, squares, weighted, weighted_powers
 from tangograd.stream.vectors import padded

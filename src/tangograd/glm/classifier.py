@@ -15,10 +15,10 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 
 from tangograd.glm.checks import check_finite_target
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept
+from tangograd.glm.old_families import Family, family, multinomial
 
 Array = NDArray[np.float64]
 

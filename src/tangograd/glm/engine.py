@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tangograd.glm.coded import Coded
 from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.newton import Objective, Solution, converge, examined, means
+from tangograd.glm.old_families import Family
 from tangograd.glm.polishing import polish
 from tangograd.glm.precision import Precision
 from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
@@ -75,7 +75,7 @@ class OnePass:
 
     Example:
         >>> import numpy as np
-        >>> from tangograd.glm.families import family
+        >>> from tangograd.glm.old_families import family
         >>> rng = np.random.default_rng(0)
         >>> x = rng.normal(size=(1000, 2))
         >>> model = OnePass(family("poisson"), 2)

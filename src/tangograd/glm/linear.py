@@ -22,9 +22,9 @@ from tangograd.glm import engine
 from tangograd.glm.checks import check_among, check_finite_target, checked_weights, numbers_for
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import Loaded, has_intercept
+from tangograd.glm.old_families import Family
 from tangograd.glm.order import Shuffled
 from tangograd.glm.rows import Rows, is_sparse
 

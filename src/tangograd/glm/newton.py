@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tangograd.glm.coordinates import Coordinates
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family
+from tangograd.glm.old_families import Family
 from tangograd.glm.rows import Rows, extremes
 from tangograd.glm.sums import Sums, respond, weighted_powers
 from tangograd.stream.families import LOG_TWO

@@ -15,10 +15,10 @@ from sklearn.utils.validation import (
 )
 
 from tangograd.glm.checks import checked_weights
-from tangograd.glm.families import Family, family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept, predictor_errors
+from tangograd.glm.old_families import Family, family
 from tangograd.glm.rows import Rows
 from tangograd.glm.tally import Tally
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from tangograd.glm.coded import Coded
 from tangograd.glm.coded_sums import ROUNDING, CodedSums, coded_squares
-from tangograd.glm.families import Family
+from tangograd.glm.old_families import Family
 from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.stream.glm import MULTINOMIAL
 from tangograd.stream.outer import STRIP, add_outer, symmetric

@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.families import Family
+from tangograd.glm.old_families import Family
 from tangograd.glm.rows import Rows
 from tangograd.stream.glm import MULTINOMIAL
 from tangograd.stream.moments import moments

@@ -7,7 +7,7 @@ from sklearn.metrics import d2_tweedie_score, log_loss, roc_auc_score
 
 from tangograd.glm.commands.holdout import Draw, Reservoir, evaluate
 from tangograd.glm.engine import OnePass
-from tangograd.glm.families import family, multinomial
+from tangograd.glm.old_families import family, multinomial
 from tangograd.glm.rows import Rows
 
 

@@ -11,7 +11,7 @@ import statsmodels.api as sm
 from tangograd.glm.commands.predicting import Model, family_of, intervals, means, predictors
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family, multinomial
+from tangograd.glm.old_families import family, multinomial
 from tangograd.glm.saved import fitted_to_dict, save
 
 

@@ -26,9 +26,9 @@ from tangograd.glm.designs.blueprint import Policy
 from tangograd.glm.designs.design import Design, plan
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import INTERCEPT
+from tangograd.glm.old_families import family
 from tangograd.glm.reports.summary import Summary
 from tangograd.glm.reports.wording import plural
 from tangograd.glm.tables.readers import Batch, Table, open_table

@@ -12,8 +12,8 @@ from scipy.special import logit, ndtri
 
 from tangograd.glm.commands.predicting import family_of, means, predictors
 from tangograd.glm.engine import OnePass
-from tangograd.glm.families import Family
 from tangograd.glm.fitted import Array, Fitted
+from tangograd.glm.old_families import Family
 from tangograd.glm.reports.metrics import (
     HeldOut,
     Metrics,

@@ -14,8 +14,8 @@ from tangograd.glm.designs.columns import Kind
 from tangograd.glm.designs.labels import did_you_mean, label
 from tangograd.glm.designs.layout import shown
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
 from tangograd.glm.fitted import Array
+from tangograd.glm.old_families import Family, family, multinomial
 
 Label = str | int | float | bool
 #: texts of more classes than this are taken for something else than a target

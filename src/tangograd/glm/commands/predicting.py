@@ -15,9 +15,9 @@ from scipy.special import expit, logit, ndtri, softmax
 from tangograd.glm.designs.columns import Faults, numbers, take_column
 from tangograd.glm.designs.design import Design, Rows
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
 from tangograd.glm.fitted import Array, Fitted
 from tangograd.glm.loaded import has_intercept
+from tangograd.glm.old_families import Family, family, multinomial
 from tangograd.glm.saved import fitted_from_dict, load
 
 TINY = 1e-300

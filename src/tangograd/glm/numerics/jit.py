@@ -1,0 +1,211 @@
+"""Compilation by numba: functions with a cache on disk, and classes that compiled functions take.
+
+A compiled function is generic in the classes of its arguments. A family of distributions or a kind
+of design matrix is a named tuple that derives from :class:`Compiled`; compiled functions read its
+fields and call those of its methods that are marked by :func:`compiled_method`, like Python does.
+numba compiles such a function once for every class that it is called with, and keeps the result in
+its cache.
+
+numba looks at the source file of the function that it has cached, not at those of the functions
+that this one calls. Hence the type of a :class:`Compiled` class contains a digest of its sources:
+the class's own file, those of its bases, and the modules of this package. An edit of a family
+invalidates what was compiled for that family and nothing else.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar, TypeVar, cast, overload
+
+import numba
+from numba import types
+from numba.core.datamodel import models
+from numba.extending import (
+    overload_attribute,
+    overload_method,
+    register_model,
+    typeof_impl,
+)
+
+Function = TypeVar("Function", bound=Callable[..., Any])
+
+#: flags of every compiled function. They are explicit because numba lets a function without flags
+#: inherit those of the first caller that it is compiled for
+FLAGS: dict[str, Any] = {"error_model": "numpy", "fastmath": False}
+#: sums may be reordered; NaN and infinity keep their meaning
+REORDERED = {"contract", "reassoc", "nsz", "arcp"}
+
+_SOURCES = [path.read_bytes() for path in sorted(Path(__file__).parent.glob("*.py"))]
+
+
+@overload
+def compiled(function: Function) -> Function: ...
+@overload
+def compiled(**flags: Any) -> Callable[[Function], Function]: ...
+def compiled(function: Any = None, **flags: Any) -> Any:
+    """Compile a function by numba, with a cache on disk if one can be written.
+
+    Args:
+        function: the function; without it, a decorator is returned.
+        **flags: of ``numba.njit``; by default those in ``FLAGS``, and the GIL is released.
+    """
+    if function is None:
+        return functools.partial(compiled, **flags)
+    flags = {**FLAGS, "nogil": True, **flags}
+    try:
+        return numba.njit(cache=True, **flags)(function)
+    except RuntimeError as error:  # numba's "cannot cache function …: no locator available"
+        if "locator" not in str(error):
+            raise
+        _warn_uncached()
+        return numba.njit(**flags)(function)
+
+
+@functools.cache
+def _warn_uncached() -> None:
+    """Warn, at most once, that compiled functions are not kept."""
+    warnings.warn(
+        "numba finds no writable directory for its cache, so functions are compiled again in every "
+        "process, which takes seconds: set NUMBA_CACHE_DIR to a directory that can be written",
+        RuntimeWarning,
+        stacklevel=3,
+    )
+
+
+class CompiledType(types.NamedTuple):
+    """The numba type of a :class:`Compiled` class.
+
+    Two types are equal if the class's name, its digest and the types of its fields are. They are
+    pickled by name: an index of numba's cache can then be read where a class in it is not defined.
+
+    Args:
+        fields: types of the fields.
+        cls: the class.
+    """
+
+    def __init__(self, fields: Sequence[Any], cls: type[Compiled]) -> None:
+        super().__init__(fields, cls)
+        self.digest = cls.source_digest
+
+    @property
+    def key(self) -> Any:
+        """What equality is decided by."""
+        return self.instance_class, self.types, self.digest
+
+    def __bool__(self) -> bool:
+        return True  # numba asks whether a method has an object; a type without fields has length 0
+
+    def __reduce__(self) -> Any:
+        cls = self.instance_class
+        return _restored_type, (cls.__module__, cls.__qualname__, self.digest, self.types)
+
+
+class _AbsentType(types.Type):
+    """A :class:`CompiledType` in the cache whose class is not defined, or not any more."""
+
+    def __init__(self, *names: Any) -> None:
+        super().__init__(f"absent {names}")
+        self.names = names
+
+    def __reduce__(self) -> Any:
+        return _restored_type, self.names
+
+
+def _restored_type(module: str, name: str, digest: str, fields: tuple[Any, ...]) -> Any:
+    """Return the type that was pickled; nothing is imported to find its class."""
+    cls: Any = sys.modules.get(module)
+    for part in name.split("."):
+        cls = getattr(cls, part, None)
+    if getattr(cls, "source_digest", None) != digest:
+        return _AbsentType(module, name, digest, fields)
+    return CompiledType(fields, cls)
+
+
+register_model(CompiledType)(models.TupleModel)
+
+
+class Compiled:
+    """Mixin of named tuples that compiled functions take, and whose methods they call.
+
+    Derive a class from this (first) and from a named tuple of its fields. Fields must be floats,
+    integers or arrays, always of the same type.
+
+    Args:
+        sources: of the class statement: modules with functions that the methods call.
+
+    Attributes:
+        source_digest: a hash of the source files of the class, of its bases and of ``sources``.
+    """
+
+    source_digest: ClassVar[str] = ""
+    _source_files: ClassVar[frozenset[str]] = frozenset()
+
+    def __init_subclass__(cls, sources: Sequence[ModuleType] = (), **options: Any) -> None:
+        super().__init_subclass__(**options)
+        files = {getattr(sys.modules.get(cls.__module__), "__file__", None)}
+        files |= {module.__file__ for module in sources}
+        cls._source_files = cls._source_files.union(file for file in files if file)
+        digest = hashlib.sha256(b"\0".join(_SOURCES))
+        for file in sorted(cls._source_files):
+            digest.update(_read(file))
+        cls.source_digest = digest.hexdigest()
+        typeof_impl.register(cls)(_type_of)
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and tuple.__eq__(cast(Any, self), cast(Any, other))
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash((type(self), tuple(cast(Any, self))))
+
+    def __bool__(self) -> bool:
+        return True  # also without fields
+
+
+@functools.cache
+def _read(file: str) -> bytes:
+    """Return a source file, or its loader's code where there is no file."""
+    try:
+        return Path(file).read_bytes()
+    except OSError:  # in a zip file, say: its path has the version
+        return file.encode()
+
+
+def _type_of(value: Any, context: Any) -> CompiledType:
+    """Return the numba type of an instance."""
+    return CompiledType([typeof_impl(field, context) for field in value], type(value))
+
+
+def compiled_method(function: Function) -> Function:
+    """Let compiled functions call a method of a :class:`Compiled` class, and of its subclasses.
+
+    Methods that override it need no mark. What they call must be compiled as well, or be other
+    such methods.
+    """
+    name = function.__name__
+
+    @functools.wraps(function)
+    def method(self: Any, *_: Any) -> Any:
+        return getattr(self.instance_class, name)
+
+    cast(Any, overload_method)(CompiledType, name, jit_options=FLAGS, strict=False)(method)
+    return function
+
+
+def compiled_constants(*names: str) -> None:
+    """Let compiled functions read attributes of :class:`Compiled` classes, as constants."""
+    for name in names:
+
+        def constant(self: Any, name: str = name) -> Any:
+            value = getattr(self.instance_class, name)
+            return lambda self: value  # noqa: ARG005
+
+        cast(Any, overload_attribute)(CompiledType, name, strict=False)(constant)
