@@ -101,13 +101,11 @@ def by_store_then_day(rng, n, d):
         day[here] = np.sort(rng.integers(0, 730, here.sum()))
     X[:, 0] = day
     D = (store[:, None] == np.arange(1, 40)).astype(float)
-    return Predictors(
-        np.c_[X, D], eta + 0.001 * (day - 365) + rng.normal(size=40)[store]
-    )
+    return Predictors(np.c_[X, D], eta + 0.001 * (day - 365) + rng.normal(size=40)[store])
 
 
 def drifting_columns(rng, n, d):
-    X, eta = _normal(rng, n, d)
+    X = rng.normal(size=(n, d))
     drift = np.linspace(-2, 2, n)[:, None] * rng.normal(size=d)
     X = X + drift
     return Predictors(X, _unit(rng, X))
@@ -260,7 +258,7 @@ def two_sources(rng, n, d):
 
 def calibrations(rng, n, d):
     """Sensors whose zero jumps fifty times."""
-    X, eta = _normal(rng, n, d)
+    X = rng.normal(size=(n, d))
     jumps = np.cumsum(rng.normal(size=(50, d)), axis=0)[np.arange(n) * 50 // n]
     X = X + jumps
     return Predictors(X, _unit(rng, X))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.expansion import Expansion, expand_at
 from tangograd.glm.one_pass.linear_algebra import Factor
 from tangograd.glm.one_pass.minimize import Slope
@@ -35,7 +35,7 @@ class CorrectedLoss:
         c0: its constant part.
     """
 
-    family: Any
+    family: Family
     rows: WorkingRows
     factor: Array
     path: Expansion | None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,7 +17,14 @@ from tangograd.glm.one_pass.state import OnePassState
 Array = NDArray[np.float64]
 
 Kind = Literal[
-    "excess", "ordering", "drift", "leverage", "no_events", "separation", "aliased", "not_measured"
+    "excess",
+    "ordering",
+    "drift",
+    "leverage",
+    "influence",
+    "no_events",
+    "separation",
+    "aliased",
 ]
 Remedy = Literal["read_again", "shuffle", "inspect_rows", "merge_levels", "set_alpha", "none"]
 
@@ -24,14 +32,16 @@ Remedy = Literal["read_again", "shuffle", "inspect_rows", "merge_levels", "set_a
 LARGE_EXCESS = 0.1
 #: leverage above which one row decides a coefficient
 DECISIVE = 0.5
+#: squared standard errors by which one row moves the estimate if it decides a coefficient
+MOVING = 9.0
 #: rows that are named
 NAMED = 5
 #: correlation of neighbouring targets above which rows count as grouped by the target
 GROUPED = 0.1
 #: information on the effect of one unit of a column below which nothing was seen of it
 NO_INFORMATION = 0.5
-#: share of the loss of a constant model below which classes count as separated
-SEPARATED = 1e-4
+#: share of the loss of a constant model below which classes may be separated
+SEPARATED = 0.03
 #: parts of the stream whose mean residuals are compared, and the z value that is unlikely
 PARTS = 10
 UNLIKELY = 6.0
@@ -58,7 +68,7 @@ class Diagnosis:
     @property
     def serious(self) -> bool:
         """Whether a warning is due."""
-        return self.kind in ("excess", "leverage", "no_events", "separation")
+        return self.kind in ("excess", "leverage", "influence", "no_events", "separation")
 
 
 def diagnose(state: OnePassState, found: Finish) -> list[Diagnosis]:
@@ -71,12 +81,17 @@ def diagnose(state: OnePassState, found: Finish) -> list[Diagnosis]:
             result.append(Diagnosis("ordering", correlation, remedy="shuffle"))
         elif (z := drift(state, found)) > UNLIKELY:
             result.append(Diagnosis("drift", z, remedy="read_again"))
-    decisive = np.flatnonzero(found.leverage > DECISIVE)
-    if len(decisive):
-        order = decisive[np.argsort(-found.leverage[decisive])][:NAMED]
-        rows = tuple(int(i) for i in found.kept.rows.number[order])
-        largest = float(found.leverage[order[0]])
-        result.append(Diagnosis("leverage", largest, rows=rows, remedy="inspect_rows"))
+    tests: tuple[tuple[Kind, Array, float], ...] = (
+        ("leverage", found.leverage, DECISIVE),
+        ("influence", found.influence, MOVING),
+    )
+    for kind, sizes, limit in tests:
+        decisive = np.flatnonzero(sizes > limit)
+        if len(decisive):
+            order = decisive[np.argsort(-sizes[decisive])][:NAMED]
+            rows = tuple(int(i) for i in found.kept.rows.number[order])
+            result.append(Diagnosis(kind, float(sizes[order[0]]), rows=rows, remedy="inspect_rows"))
+            break
     result += _columns(state, found)
     return result
 
@@ -90,7 +105,7 @@ def _columns(state: OnePassState, found: Finish) -> list[Diagnosis]:
         result.append(Diagnosis("aliased", float(len(aliased)), columns=aliased))
     if state.family.estimates_dispersion or state.config.penalty > 0:
         return result
-    if state.family.classes and found.loss < SEPARATED * state.totals.null_loss(state.family):
+    if separated(state, found):
         return [*result, Diagnosis("separation", found.loss, remedy="set_alpha")]
     silent = silent_columns(state, found)
     if silent:
@@ -98,6 +113,17 @@ def _columns(state: OnePassState, found: Finish) -> list[Diagnosis]:
             Diagnosis("no_events", float(len(silent)), columns=silent, remedy="merge_levels")
         )
     return result
+
+
+def separated(state: OnePassState, found: Finish) -> bool:
+    """Return whether a linear function of the columns tells the classes apart, or all but.
+
+    Then the path goes on for ever: the loss is next to nothing and the estimate has not settled.
+    """
+    if not state.family.classes or state.config.penalty > 0:
+        return False
+    little = found.loss < SEPARATED * state.null_model.loss(state.family, state.totals)
+    return bool(little and not found.excess <= LARGE_EXCESS)
 
 
 def silent_columns(state: OnePassState, found: Finish) -> tuple[int, ...]:
@@ -158,6 +184,9 @@ def describe(diagnosis: Diagnosis, names: Sequence[str]) -> str:
             f"residual of a tenth of the rows: {value:.0f} standard errors)"
         ),
         "leverage": f"one row decides a coefficient (leverage {value:.2f}): row {rows}",
+        "influence": (
+            f"one row moves the estimates by {math.sqrt(value):.3g} standard errors: row {rows}"
+        ),
         "no_events": (
             f"the target never varies where these columns are not 0: {columns}; their "
             "maximum-likelihood estimates are infinite, and the numbers shown are arbitrary"
@@ -166,7 +195,6 @@ def describe(diagnosis: Diagnosis, names: Sequence[str]) -> str:
             "the classes are linearly separable, so the maximum-likelihood estimate does not exist"
         ),
         "aliased": f"left out, since they depend linearly on the columns before them: {columns}",
-        "not_measured": "the excess variance of one pass was not measured",
     }
     return texts[diagnosis.kind] + REMEDIES[diagnosis.remedy]
 

@@ -8,15 +8,15 @@ block. (TANGO's path has O(p) numbers instead of the matrix and makes one step a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.expansion import BlockSums, expand, expand_at, sum_expansions
 from tangograd.glm.one_pass.linear_algebra import IndefiniteError, solve
 from tangograd.glm.one_pass.quadratic import QuadraticModel
-from tangograd.glm.one_pass.start import PRIOR, Start
+from tangograd.glm.one_pass.start import PRIOR, GrowingArrays, Start
 from tangograd.glm.one_pass.working_rows import WorkingRows
 
 Array = NDArray[np.float64]
@@ -69,7 +69,7 @@ class ExactPath:
         return cls(start.theta.copy(), start.J.copy(), start.z.copy(), start.unit.copy())
 
     def move(
-        self, family: Any, rows: WorkingRows, quadratic: QuadraticModel, penalty: Array
+        self, family: Family, rows: WorkingRows, quadratic: QuadraticModel, penalty: Array
     ) -> Step:
         """Solve path + quadratic + block, and return the block's last expansion.
 
@@ -104,12 +104,15 @@ class ExactPath:
         self.theta = b.reshape(shape)
         scaled = rows.Z / np.where(self.unit > 0, self.unit, 1.0)
         key = rows.weights * size * np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) + 1e-300
-        return Step(
-            sums, expansion.eta, expansion.score, expansion.loss, expansion.fisher, key
-        )
+        return Step(sums, expansion.eta, expansion.score, expansion.loss, expansion.fisher, key)
+
+    def grow(self, places: NDArray[np.intp], columns: int) -> None:
+        """Move the columns to these places of more columns."""
+        grown = GrowingArrays(self.theta, self.J, self.z, self.unit).grown(places, columns)
+        self.theta, self.J, self.z, self.unit = grown
 
     def _length(
-        self, family: Any, rows: WorkingRows, A: Array, z: Array, b: Array, step: Array
+        self, family: Family, rows: WorkingRows, A: Array, z: Array, b: Array, step: Array
     ) -> float:
         """Return the step's length, halved until the sum of losses does not rise."""
         shape = self.theta.shape

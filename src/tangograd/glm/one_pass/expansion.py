@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family, evaluate, expansion_points
 from tangograd.glm.one_pass.working_rows import WorkingRows, apply, gram, weighted_sum
 
 Array = NDArray[np.float64]
@@ -35,7 +36,8 @@ class Expansion(NamedTuple):
         """How much a row says: ``‖s‖ + max f``, shape (n,)."""
         if self.score.shape[1] == 1:
             return np.asarray(np.abs(self.score[:, 0]) + self.fisher[:, 0, 0])
-        return np.linalg.norm(self.score, axis=1) + np.einsum("nkk->nk", self.fisher).max(axis=1)
+        largest = np.einsum("nkk->nk", self.fisher).max(axis=1)
+        return np.asarray(np.linalg.norm(self.score, axis=1) + largest)
 
     def at(self, eta: Array) -> Array:
         """Return the expanded losses at other points."""
@@ -49,17 +51,19 @@ class Expansion(NamedTuple):
         return self.score + apply(self.curvature, eta - self.eta)
 
 
-def expand_at(family: Any, eta: Array, y: Array) -> Expansion:
+def expand_at(family: Family, eta: Array, y: Array) -> Expansion:
     """Expand the losses at given points, shape (n, outputs)."""
-    loss, score, fisher, observed = family.evaluate(eta, y)
-    if observed.shape[1] == 1 and not family.canonical:
+    loss, score, fisher, observed = evaluate(family, eta, y)
+    if not family.canonical:
         observed = np.where(observed > 0, observed, fisher)
     return Expansion(eta, loss, score, observed, fisher)
 
 
-def expand(family: Any, eta: Array, y: Array) -> Expansion:
+def expand(family: Family, eta: Array, y: Array) -> Expansion:
     """Expand the losses at these points, each moved to where its target does not contradict it."""
-    return expand_at(family, family.expansion_point(eta, y), y)
+    if family.outputs == 1:
+        eta = expansion_points(family, eta[:, 0], y)[:, None]
+    return expand_at(family, eta, y)
 
 
 class BlockSums(NamedTuple):

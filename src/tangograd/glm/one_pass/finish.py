@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.corrected_loss import CorrectedLoss
 from tangograd.glm.one_pass.expansion import Expansion, expand_at
 from tangograd.glm.one_pass.linear_algebra import (
@@ -20,7 +20,8 @@ from tangograd.glm.one_pass.linear_algebra import (
 from tangograd.glm.one_pass.minimize import minimize
 from tangograd.glm.one_pass.quadratic import QuadraticModel
 from tangograd.glm.one_pass.row_sample import Kept, RowSample
-from tangograd.glm.one_pass.working_rows import WorkingRows, outer_products
+from tangograd.glm.one_pass.start import null_predictor
+from tangograd.glm.one_pass.working_rows import outer_products
 
 Array = NDArray[np.float64]
 
@@ -48,6 +49,8 @@ class Finish:
         loss_error: its standard error.
         pearson: ``Σ w s²/f`` at theta.
         leverage: of the kept rows.
+        influence: of the kept rows: how far each moves the estimate, as a squared distance in
+            standard errors, ``w² sᵀ Z C Zᵀ s / φ``.
         kept: the kept rows.
         probability: with which each was kept.
     """
@@ -63,6 +66,7 @@ class Finish:
     loss_error: float
     pearson: float
     leverage: Array
+    influence: Array
     kept: Kept
     probability: Array
 
@@ -91,7 +95,7 @@ class _Attempt:
 
 
 def finish(
-    family: Any,
+    family: Family,
     quadratic: QuadraticModel,
     sample: RowSample,
     totals: PathTotals,
@@ -99,6 +103,7 @@ def finish(
     theta: Array,
     prior: Array,
     penalty: Array,
+    intercept: bool,
 ) -> Finish:
     """Minimize the corrected loss and measure what its sampling error is worth.
 
@@ -114,26 +119,31 @@ def finish(
         theta: where the path ended, shape (outputs, columns).
         prior: precision of the prior of the kept rows' own estimate, diagonal, flat.
         penalty: second derivative of the penalty.
+        intercept: the last column is a constant.
     """
     kept = sample.kept()
     if kept is None:
         raise ValueError("there are no rows to finish")
     probability = sample.inclusion(kept)
     outputs, q = theta.shape
-    columns = independent_columns(_column_gram(quadratic.J, outputs))
+    constant = q - 1 if intercept else None
+    columns = independent_columns(_column_gram(quadratic.J, outputs), constant)
     flat = (np.arange(outputs)[:, None] * q + columns).ravel()
     square = np.ix_(flat, flat)
     rows = kept.rows.with_columns(kept.rows.Z[:, columns])
     path = expand_at(family, kept.eta, rows.y)
     pull = penalty[square]
     corrected = CorrectedLoss(
-        family, rows, 1 / probability, path, quadratic.J[square] + pull, quadratic.z[flat],
+        family,
+        rows,
+        1 / probability,
+        path,
+        quadratic.J[square] + pull,
+        quadratic.z[flat],
         quadratic.c0,
     )
     own_prior = np.diag(prior[flat]) + pull
-    alone = CorrectedLoss(
-        family, rows, 1 / probability, None, own_prior, np.zeros(len(flat)), 0.0
-    )
+    alone = CorrectedLoss(family, rows, 1 / probability, None, own_prior, np.zeros(len(flat)), 0.0)
     estimator = _Estimator(family, corrected, alone, totals, pull)
     best = estimator.best(theta.ravel()[flat])
     return estimator.described(best, columns, q, kept, probability)
@@ -144,7 +154,7 @@ class _Estimator:
 
     def __init__(
         self,
-        family: Any,
+        family: Family,
         corrected: CorrectedLoss,
         alone: CorrectedLoss,
         totals: PathTotals,
@@ -176,7 +186,7 @@ class _Estimator:
         weights = rows.weights * self.corrected.factor
         begin = np.zeros((self.family.outputs, rows.Z.shape[1]))
         if (rows.Z[:, -1] == 1).all():
-            begin[:, -1] = self.family.null_predictor(rows.y, weights) - np.average(
+            begin[:, -1] = null_predictor(self.family, rows.y, weights) - np.average(
                 rows.offset, weights=weights
             )
         return begin.ravel()
@@ -263,15 +273,16 @@ class _Estimator:
             factor = None
         if factor is None:
             covariance = np.full_like(best.hessian, np.nan)
-            leverage = np.full(len(rows), np.nan)
+            leverage = influence = np.full(len(rows), np.nan)
         else:
             covariance = factor.inverse()
-            leverage = rows.weights * _leverage(rows, here, covariance)
+            leverage = rows.weights * _quadratic_forms(rows.Z, here.fisher, covariance)
+            pulls = (rows.weights[:, None] * here.score).reshape(len(rows), outputs, 1)
+            influence = _quadratic_forms(rows.Z, pulls * pulls.swapaxes(1, 2), covariance)
+            influence /= self.dispersion(b)
         theta = np.zeros((outputs, q))
         theta[:, columns] = b.reshape(outputs, -1)
-        meat = outer_products(
-            rows.Z, here.score * (rows.weights * np.sqrt(model.factor))[:, None]
-        )
+        meat = outer_products(rows.Z, here.score * (rows.weights * np.sqrt(model.factor))[:, None])
         extra = self.penalty if model.path is not None else model.J  # no part of the loss
         loss = model.value(b) - 0.5 * float(b @ extra @ b)
         return Finish(
@@ -286,6 +297,7 @@ class _Estimator:
             loss_error=model.value_error(b),
             pearson=self.pearson(b),
             leverage=leverage,
+            influence=influence,
             kept=kept,
             probability=probability,
         )
@@ -304,14 +316,12 @@ def _column_gram(J: Array, outputs: int) -> Array:
     return np.asarray(sum(blocks[k, :, k] for k in range(outputs)))
 
 
-def _leverage(rows: WorkingRows, here: Expansion, covariance: Array) -> Array:
-    """Return ``tr(F_i Z_i C Z_iᵀ)`` of each row per unit weight."""
-    outputs, q = here.score.shape[1], rows.Z.shape[1]
+def _quadratic_forms(Z: Array, F: Array, covariance: Array) -> Array:
+    """Return ``tr(F_n Z_n C Z_nᵀ)`` of each row, for matrices F_n of shape (outputs, outputs)."""
+    outputs, q = F.shape[1], Z.shape[1]
     C = covariance.reshape(outputs, q, outputs, q)
-    total = np.zeros(len(rows))
+    total = np.zeros(len(Z))
     for k in range(outputs):
         for j in range(outputs):
-            total += here.fisher[:, k, j] * np.einsum("ni,ni->n", rows.Z @ C[k, :, j], rows.Z)
+            total += F[:, k, j] * np.einsum("ni,ni->n", Z @ C[k, :, j], Z)
     return total
-
-

@@ -72,8 +72,8 @@ def solve(A: Array, b: Array) -> Array:
     return factorize(A).solve(b)
 
 
-def independent_columns(A: Array) -> NDArray[np.intp]:
-    """Return the columns that do not depend linearly on those before them.
+def independent_columns(A: Array, first: int | None = None) -> NDArray[np.intp]:
+    """Return the columns, in order, that do not depend linearly on those before them.
 
     That is Cholesky's elimination of a Gram matrix scaled to unit diagonal: the pivot of column j
     is ``1 - R²`` of its regression on the columns kept so far. As in R, the later of two equal
@@ -81,16 +81,20 @@ def independent_columns(A: Array) -> NDArray[np.intp]:
 
     Args:
         A: a positive semi-definite Gram matrix.
+        first: a column that comes before all others: the constant.
     """
     diagonal = np.diag(A)
-    present = np.flatnonzero((diagonal > 0) & np.isfinite(diagonal))
+    order = np.arange(len(A))
+    if first is not None:
+        order = np.append(first, np.delete(order, first))
+    present = order[(diagonal[order] > 0) & np.isfinite(diagonal[order])]
     scale = 1 / np.sqrt(diagonal[present])
     S = A[np.ix_(present, present)] * scale[:, None] * scale
     least = max(ALIASED, 2e-15 * len(S))
     try:  # most matrices have nothing to drop, and LAPACK's factor is fast
         lower: Any = np.linalg.cholesky(S)
         if (np.diag(lower) ** 2 > least).all():
-            return present
+            return np.sort(present)
     except np.linalg.LinAlgError:
         pass
     kept = []
@@ -101,4 +105,4 @@ def independent_columns(A: Array) -> NDArray[np.intp]:
         kept.append(j)
         row = S[j, j + 1 :] / pivot
         S[j + 1 :, j + 1 :] -= np.outer(S[j, j + 1 :], row)
-    return np.asarray(present[kept])
+    return np.sort(present[kept])

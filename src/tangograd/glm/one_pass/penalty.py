@@ -31,4 +31,4 @@ class Penalty(NamedTuple):
         mixing = np.eye(self.outputs)
         if self.outputs > 1:
             mixing -= 1 / (self.outputs + 1)
-        return np.kron(mixing, np.diag(columns))
+        return np.asarray(np.kron(mixing, np.diag(columns)), dtype=np.float64)

@@ -44,7 +44,7 @@ class QuadraticModel:
         return BlockSums(np.zeros((self.size, self.size)), np.zeros(self.size), 0.0)
 
     @property
-    def J(self) -> Array:
+    def J(self) -> Array:  # noqa: N802
         """The curvature."""
         return self._total.J + self._recent.J
 
@@ -94,7 +94,9 @@ class QuadraticModel:
 
     def grow(self, kept: NDArray[np.intp], size: int) -> None:
         """Move the coefficients to the places ``kept`` of a larger model."""
-        self._total, self._recent = (_grown(sums, kept, size) for sums in (self._total, self._recent))
+        self._total, self._recent = (
+            _grown(sums, kept, size) for sums in (self._total, self._recent)
+        )
         if self._meat is not None:
             here, there = (_grown_matrix(part, kept, size) for part in self._meat)
             self._meat = here, there

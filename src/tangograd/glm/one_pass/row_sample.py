@@ -86,6 +86,15 @@ class RowSample:
         self.largest_uniform = min(self.largest_uniform, other.largest_uniform)
         self._select()
 
+    def restore(self, kept: Kept) -> None:
+        """Set the rows of a sample that was stored."""
+        self._parts = [kept]
+
+    def grow(self, places: NDArray[np.intp], columns: int) -> None:
+        """Move the columns of the kept rows to these places of more columns."""
+        for part in self._parts:
+            part.rows = part.rows.grown(places, columns)
+
     def kept(self) -> Kept | None:
         """Return the sample in order of row numbers; None before the first row."""
         self._select()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.coordinates import Coordinates, power_of_two
 from tangograd.glm.one_pass.expansion import expand, expand_at, sum_expansions
 from tangograd.glm.one_pass.minimize import Slope, minimize
@@ -25,8 +27,27 @@ PRIOR = 0.01
 FLAT_PRIOR = 1e-10
 #: a step worth less, as a Newton decrement, is the last
 TOLERANCE = 1e-2
-#: the least share of a class or mean of a count that the intercept begins with
+#: the least share of a class that the intercept begins with
 LEAST_SHARE = 1e-6
+
+
+class GrowingArrays(NamedTuple):
+    """What a path is held by, for all columns."""
+
+    theta: Array
+    J: Array
+    z: Array
+    unit: Array
+
+    def grown(self, places: NDArray[np.intp], columns: int) -> GrowingArrays:
+        """Return the same for more columns: the new ones have a weak prior, and no unit yet."""
+        outputs = len(self.theta)
+        flat = (np.arange(outputs)[:, None] * columns + places).ravel()
+        theta, unit = np.zeros((outputs, columns)), np.zeros(columns)
+        J, z = FLAT_PRIOR * np.eye(outputs * columns), np.zeros(outputs * columns)
+        theta[:, places], unit[places] = self.theta, self.unit
+        J[np.ix_(flat, flat)], z[flat] = self.J, self.z
+        return GrowingArrays(theta, J, z, unit)
 
 
 @dataclass
@@ -48,11 +69,16 @@ class Start:
     J: Array
     z: Array
 
+    def grown(self, coordinates: Coordinates, places: NDArray[np.intp]) -> Start:
+        """Return the start with more columns, in which its rows were 0."""
+        path = GrowingArrays(self.theta, self.J, self.z, self.unit).grown(
+            places, coordinates.columns
+        )
+        return Start(coordinates, path.unit, path.theta, path.J, path.z)
+
     @property
     def id(self) -> bytes:
         """A fingerprint: states of equal starts may be merged."""
-        import hashlib
-
         parts = (self.coordinates.centre, self.coordinates.scale, self.theta, self.J, self.z)
         digest = hashlib.sha256()
         for part in parts:
@@ -75,7 +101,7 @@ def prior_precision(unit: Array, intercept: bool) -> Array:
 
 
 def robust_coordinates(
-    family: Any, X: Array, y: Array, weights: Array, intercept: bool
+    family: Family, X: Array, y: Array, weights: Array, intercept: bool
 ) -> Coordinates:
     """Return coordinates centred at medians, in the median distance from there.
 
@@ -100,7 +126,7 @@ def robust_coordinates(
 
 
 def fit_start(
-    family: Any,
+    family: Family,
     X: Array,
     y: Array,
     weights: Array,
@@ -145,7 +171,13 @@ def fit_start(
     return Start(coordinates, unit, found, J, z)
 
 
-def penalized_fit(family: Any, rows: WorkingRows, precision: Array, theta: Array) -> Array:
+def penalized_fit(
+    family: Family,
+    rows: WorkingRows,
+    precision: Array,
+    theta: Array,
+    tolerance: float = TOLERANCE,
+) -> Array:
     """Return the estimate from rows in memory under a normal prior, by Fisher scoring."""
     shape = theta.shape
     w = rows.weights
@@ -160,28 +192,41 @@ def penalized_fit(family: Any, rows: WorkingRows, precision: Array, theta: Array
         gradient = weighted_sum(rows.Z, w[:, None] * found.score) + precision @ b
         return Slope(gradient, fisher, fisher)
 
-    found = minimize(value, slope, theta.ravel(), tolerance=TOLERANCE, size=float(w.sum()))
+    found = minimize(value, slope, theta.ravel(), tolerance=tolerance, size=float(w.sum()))
     return found.theta.reshape(shape)
+
+
+def null_predictor(family: Family, y: Array, weights: Array) -> Array:
+    """Return η of the mean target, shape (outputs,)."""
+    if family.outputs == 1:
+        return family.linear_predictor(np.array([np.average(y, weights=weights)]))
+    shares = np.bincount(y.astype(np.int64), weights, family.outputs + 1) / weights.sum()
+    return family.linear_predictor(np.maximum(shares, LEAST_SHARE))
 
 
 def _predictors(rows: WorkingRows, theta: Array) -> Array:
     return rows.predictor(theta) + rows.offset[:, None]
 
 
-def _null(family: Any, rows: WorkingRows, outputs: int) -> Array:
+def constant_predictor(family: Family, y: Array, weights: Array, offset: Array) -> Array:
+    """Return η of the model with an intercept alone, without the offset, shape (outputs,)."""
+    ones = WorkingRows(np.ones((len(y), 1)), y, weights, offset, np.zeros(len(y), np.int64))
+    begin = null_predictor(family, y, weights) - np.average(offset, weights=weights)
+    prior = FLAT_PRIOR * np.eye(family.outputs)
+    return penalized_fit(family, ones, prior, begin[:, None], tolerance=1e-8)[:, 0]
+
+
+def _null(family: Family, rows: WorkingRows, outputs: int) -> Array:
     """Return θ of the model with an intercept alone."""
-    ones = rows.with_columns(np.ones((len(rows), 1)))
-    begin = family.null_predictor(rows.y, rows.weights).reshape(outputs, 1)
-    begin = begin - np.average(rows.offset, weights=rows.weights)
     theta = np.zeros((outputs, rows.Z.shape[1]))
-    theta[:, -1:] = penalized_fit(family, ones, FLAT_PRIOR * np.eye(outputs), begin)
+    theta[:, -1] = constant_predictor(family, rows.y, rows.weights, rows.offset)
     return theta
 
 
-def _least_squares(family: Any, rows: WorkingRows, outputs: int) -> Array:
+def _least_squares(family: Family, rows: WorkingRows, outputs: int) -> Array:
     """Return θ whose predictors are next to those of ``(y + mean)/2``, for a model without one."""
     if outputs > 1:
         return np.zeros((outputs, rows.Z.shape[1]))
     middle = 0.5 * (rows.y + np.average(rows.y, weights=rows.weights))
     eta = family.linear_predictor(middle) - rows.offset
-    return np.linalg.lstsq(rows.Z, eta, rcond=None)[0][None]
+    return np.asarray(np.linalg.lstsq(rows.Z, eta, rcond=None)[0][None], dtype=np.float64)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.exact_path import ExactPath, block_rows
 from tangograd.glm.one_pass.finish import Finish, PathTotals, finish
+from tangograd.glm.one_pass.null_model import NullModel
 from tangograd.glm.one_pass.penalty import Penalty
 from tangograd.glm.one_pass.quadratic import QuadraticModel
 from tangograd.glm.one_pass.row_sample import RowSample
@@ -63,23 +64,25 @@ class OnePassState:
         quadratic: the sums of expansions.
         sample: the kept rows.
         totals: further sums.
+        null_model: the model with an intercept alone.
         pending: rows that wait for their block to be full.
         readings: of the table, this one included.
     """
 
-    family: Any
+    family: Family
     config: OnePassConfig
     start: Start
     path: ExactPath
     quadratic: QuadraticModel
     sample: RowSample
     totals: RunningTotals = field(default_factory=RunningTotals)
+    null_model: NullModel = field(default_factory=NullModel)
     pending: list[WorkingRows] = field(default_factory=list)
     readings: int = 1
 
     @classmethod
     def init(
-        cls, family: Any, start: Start, config: OnePassConfig | None = None
+        cls, family: Family, start: Start, config: OnePassConfig | None = None
     ) -> OnePassState:
         """Return the state before the first row."""
         config = config or OnePassConfig()
@@ -164,7 +167,24 @@ class OnePassState:
             if self.start.theta.shape[0] == 1:
                 f = step.fisher[:, 0, 0]
                 pearson = step.score[:, 0] ** 2 / np.where(f > 0, f, np.inf)
+            self.null_model.add(self.family, rows, self.totals)
             self.totals.add(self.family, rows, step.loss, pearson)
+
+    def grow(self, columns: int) -> None:
+        """Add columns after those known; they were 0 in all rows so far."""
+        before = self.start.coordinates
+        old, extra = len(before.centre), columns - len(before.centre)
+        if extra <= 0:
+            return
+        outputs, coordinates = self.start.theta.shape[0], before.grown(columns)
+        q = coordinates.columns
+        places = np.append(np.arange(old), [q - 1] * before.intercept).astype(np.intp)
+        flat = (np.arange(outputs)[:, None] * q + places).ravel()
+        self.start = self.start.grown(coordinates, places)
+        self.path.grow(places, q)
+        self.quadratic.grow(flat, outputs * q)
+        self.sample.grow(places, q)
+        self.pending = [rows.grown(places, q) for rows in self.pending]
 
     def merge(self, other: OnePassState) -> None:
         """Add the state of other rows; both must come from the same start."""
@@ -174,6 +194,7 @@ class OnePassState:
         other.flush()
         self.quadratic.merge(other.quadratic)
         self.sample.merge(other.sample)
+        self.null_model.merge(other.null_model, self.family, self.totals, other.totals)
         self.totals.merge(other.totals)
 
     def finish(self) -> Finish:
@@ -191,26 +212,37 @@ class OnePassState:
                 theta=self.path.theta,
                 prior=np.tile(prior, outputs),
                 penalty=self.penalty.matrix(self.totals.weight),
+                intercept=self.start.coordinates.intercept,
             )
 
+    def to_bytes(self) -> bytes:
+        """Return the state as bytes, without pickle."""
+        from tangograd.glm.one_pass.stored_state import to_bytes
+
+        return to_bytes(self)
+
+    @classmethod
+    def from_bytes(cls, data: bytes) -> OnePassState:
+        """Return a state that was stored; raise a `DataError` if it is damaged."""
+        from tangograd.glm.one_pass.stored_state import from_bytes
+
+        return from_bytes(data)
+
     def again(self, found: Finish) -> OnePassState:
-        """Return an empty state for another reading, whose path starts at, and is held by, a result.
+        """Return an empty state for another reading, whose path is held by this one's result.
 
         The Hessian of the result holds the path as strongly as all rows do, so that it hardly
         moves; the new sums are those of expansions next to the estimate.
         """
-        from dataclasses import replace
-
         outputs, q = found.theta.shape
         flat = (np.arange(outputs)[:, None] * q + found.columns).ravel()
-        J = np.diag(np.tile(prior_precision(self.path.unit, self.start.coordinates.intercept), outputs))
-        J[np.ix_(flat, flat)] = found.hessian - self.penalty.matrix(self.totals.weight)[
-            np.ix_(flat, flat)
-        ]
+        inside = np.ix_(flat, flat)
+        prior = prior_precision(self.path.unit, self.start.coordinates.intercept)
+        J = np.diag(np.tile(prior, outputs))
+        J[inside] = found.hessian - self.penalty.matrix(self.totals.weight)[inside]
         config = replace(self.config, seed=self.config.seed + 1)
         state = OnePassState.init(self.family, self.start, config)
-        state.path = ExactPath(found.theta.copy(), J, J @ found.theta.ravel(), self.path.unit.copy())
+        z = J @ found.theta.ravel()
+        state.path = ExactPath(found.theta.copy(), J, z, self.path.unit.copy())
         state.readings = self.readings + 1
         return state
-
-

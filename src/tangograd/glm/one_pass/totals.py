@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.families import Family
 from tangograd.glm.one_pass.working_rows import WorkingRows
 
 Array = NDArray[np.float64]
@@ -35,7 +35,6 @@ class RunningTotals:
         neighbours: Σ (y - y')² over them.
         classes: Σ w of each class; empty for a target that is a number.
         last: the last target; NaN before the first row.
-        offsets: some row had an offset.
     """
 
     rows: int = 0
@@ -50,17 +49,17 @@ class RunningTotals:
     neighbours: float = 0.0
     classes: Array = field(default_factory=lambda: np.zeros(0))
     last: float = float("nan")
-    offsets: bool = False
 
-    def add(self, family: Any, rows: WorkingRows, loss: Array, pearson: Array) -> None:
+    def add(self, family: Family, rows: WorkingRows, loss: Array, pearson: Array) -> None:
         """Add rows with their loss and ``s²/f`` on the path."""
         w, y = rows.weights, rows.y
         weight = float(w.sum())
         mean = float(w @ y) / weight
         steps = np.diff(y) if np.isnan(self.last) else np.diff(y, prepend=self.last)
-        classes = np.zeros(0)
+        classes: Array = np.zeros(0)
         if family.outputs > 1:
-            classes = np.bincount(y.astype(np.int64), w, family.outputs + 1)
+            counts = np.bincount(y.astype(np.int64), w, family.outputs + 1)
+            classes = counts.astype(np.float64)
         self.merge(
             RunningTotals(
                 rows=len(y),
@@ -75,7 +74,6 @@ class RunningTotals:
                 neighbours=float(steps @ steps),
                 classes=classes,
                 last=float(y[-1]),
-                offsets=bool(rows.offset.any()),
             )
         )
 
@@ -89,7 +87,6 @@ class RunningTotals:
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.classes = self.classes + other.classes if len(self.classes) else other.classes
         self.last = other.last if other.rows else self.last
-        self.offsets = self.offsets or other.offsets
 
     @property
     def mean(self) -> float:
@@ -104,7 +101,7 @@ class RunningTotals:
         variance = self.variation / self.weight
         return 1 - 0.5 * self.neighbours / self.pairs / variance
 
-    def null_loss(self, family: Any) -> float:
+    def null_loss(self, family: Family) -> float:
         """Σ w loss of the model with an intercept alone and no offset."""
         if len(self.classes):
             seen = self.classes[self.classes > 0]

@@ -40,6 +40,12 @@ class WorkingRows:
         """Return the same rows with other columns."""
         return replace(self, Z=Z)
 
+    def grown(self, places: NDArray[np.intp], columns: int) -> WorkingRows:
+        """Return the same rows with more columns, in which they are 0."""
+        Z = np.zeros((len(self), columns))
+        Z[:, places] = self.Z
+        return self.with_columns(Z)
+
     def predictor(self, theta: Array) -> Array:
         """Return η without the offset, shape (n, outputs), for θ of shape (outputs, columns)."""
         return np.asarray(self.Z @ theta.T)
