@@ -76,7 +76,7 @@ def test_everything_that_is_reported_is_that_of_statsmodels(name):
     np.testing.assert_allclose(said.dispersion, exact.scale, rtol=5e-3)
     np.testing.assert_allclose(np.sqrt(np.diag(said.covariance)), exact.bse, rtol=0.02)
     np.testing.assert_allclose(said.deviance, exact.deviance, atol=4 * said.loss_error + 1e-6)
-    np.testing.assert_allclose(said.null_deviance, exact.null_deviance, rtol=1e-4)
+    np.testing.assert_allclose(said.null_deviance, exact.null_deviance, rtol=5e-3)
     np.testing.assert_allclose(said.loss_error, 0, atol=1)
     sandwich = sm.GLM(y, Z, family, var_weights=w, offset=offset).fit(tol=1e-14, cov_type="HC0")
     np.testing.assert_allclose(np.sqrt(np.diag(said.robust)), sandwich.bse, rtol=0.1)

@@ -122,7 +122,7 @@ def separated(state: OnePassState, found: Finish) -> bool:
     """
     if not state.family.classes or state.config.penalty > 0:
         return False
-    little = found.loss < SEPARATED * state.null_model.loss(state.family, state.totals)
+    little = found.loss < SEPARATED * state.totals.null_loss(state.family)
     return bool(little and not found.excess <= LARGE_EXCESS)
 
 

@@ -8,8 +8,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
+from tangograd.glm.one_pass.corrected_loss import CorrectedLoss
 from tangograd.glm.one_pass.expansion import BlockSums, expand, expand_at, sum_expansions
+from tangograd.glm.one_pass.minimize import minimize
 from tangograd.glm.one_pass.quadratic import QuadraticModel
+from tangograd.glm.one_pass.row_sample import Kept
 from tangograd.glm.one_pass.start import constant_predictor
 from tangograd.glm.one_pass.totals import RunningTotals
 from tangograd.glm.one_pass.working_rows import WorkingRows
@@ -29,10 +32,10 @@ class NullModel:
     quadratic: QuadraticModel = field(default_factory=lambda: QuadraticModel(1))
     active: bool = False
 
-    def add(self, family: Family, rows: WorkingRows, before: RunningTotals) -> None:
-        """Add a block, given the totals of the rows before."""
+    def add(self, family: Family, rows: WorkingRows, before: RunningTotals) -> Array:
+        """Add a block, given the totals of the rows before, and return where it was expanded."""
         if family.outputs > 1 or not (self.active or rows.offset.any()):
-            return
+            return np.zeros(len(rows))
         ones = rows.with_columns(np.ones((len(rows), 1)))
         if not self.active:
             self.active = True
@@ -43,6 +46,7 @@ class NullModel:
             eta = constant_predictor(family, rows.y, rows.weights, rows.offset)
         expansion = expand(family, eta + rows.offset[:, None], rows.y)
         self.quadratic.add(sum_expansions(ones, expansion))
+        return expansion.eta[:, 0]
 
     def _add_rows_without_offset(self, family: Family, before: RunningTotals) -> None:
         if before.rows == 0:
@@ -59,13 +63,29 @@ class NullModel:
         """The intercept so far."""
         return float(self.quadratic.z[0] / self.quadratic.J[0, 0])
 
-    def loss(self, family: Family, totals: RunningTotals) -> float:
-        """Return Σ w loss at its best intercept."""
+    def loss(self, family: Family, totals: RunningTotals, kept: Kept, factor: Array) -> float:
+        """Return Σ w loss at its best intercept.
+
+        Args:
+            family: the family.
+            totals: of all rows.
+            kept: the kept rows, which correct the sum.
+            factor: inverse of the probability of each to be kept.
+        """
         if not self.active:
             return totals.null_loss(family)
-        return self.quadratic.c0 - 0.5 * self.predictor * float(self.quadratic.z[0])
+        rows = kept.rows.with_columns(np.ones((len(kept), 1)))
+        path = expand_at(family, kept.null_eta[:, None], rows.y)
+        J, z = self.quadratic.J, self.quadratic.z
+        corrected = CorrectedLoss(family, rows, factor, path, J, z, self.quadratic.c0)
+        found = minimize(
+            corrected.value, corrected.slope, z / J[0], tolerance=1e-6, size=corrected.size
+        )
+        return corrected.value(found.theta)
 
-    def merge(self, other: NullModel, family: Family, own: RunningTotals, its: RunningTotals) -> None:
+    def merge(
+        self, other: NullModel, family: Family, own: RunningTotals, its: RunningTotals
+    ) -> None:
         """Add the model of other rows, given the totals of both."""
         if not (self.active or other.active):
             return

@@ -22,6 +22,7 @@ class Kept:
     Attributes:
         rows: the rows.
         eta: where they were expanded, shape (n, outputs).
+        null_eta: where they were expanded for the model with an intercept alone, shape (n,).
         key: how large a row is, at its prediction: the key v of the priority half, shape (n,).
         uniform: the random number u of the uniform half, shape (n,).
         priority: ``v / u'``, shape (n,).
@@ -29,6 +30,7 @@ class Kept:
 
     rows: WorkingRows
     eta: Array
+    null_eta: Array
     key: Array
     uniform: Array
     priority: Array
@@ -41,6 +43,7 @@ class Kept:
         return Kept(
             self.rows.take(which),
             self.eta[which],
+            self.null_eta[which],
             self.key[which],
             self.uniform[which],
             self.priority[which],
@@ -68,13 +71,13 @@ class RowSample:
     largest_uniform: float = ALL
     _parts: list[Kept] = field(default_factory=list)
 
-    def offer(self, rows: WorkingRows, eta: Array, key: Array) -> None:
+    def offer(self, rows: WorkingRows, eta: Array, null_eta: Array, key: Array) -> None:
         """Add rows; those that cannot be in the sample are not copied."""
         self.rows_seen += len(rows)
         uniform = uniform_hash(rows.number, 2 * self.seed)
         priority = key / uniform_hash(rows.number, 2 * self.seed + 1)
         chosen = np.flatnonzero((uniform <= self.largest_uniform) | (priority >= self.threshold))
-        self._parts.append(Kept(rows, eta, key, uniform, priority).take(chosen))
+        self._parts.append(Kept(rows, eta, null_eta, key, uniform, priority).take(chosen))
         if sum(map(len, self._parts)) >= 4 * self.half:
             self._select()
 
@@ -131,11 +134,9 @@ class RowSample:
 def _joined(parts: list[Kept]) -> Kept:
     if len(parts) == 1:
         return parts[0]
-    names = ("eta", "key", "uniform", "priority")
-    eta, key, uniform, priority = (
-        np.concatenate([getattr(part, name) for part in parts]) for name in names
-    )
-    return Kept(concatenate([part.rows for part in parts]), eta, key, uniform, priority)
+    names = ("eta", "null_eta", "key", "uniform", "priority")
+    columns = (np.concatenate([getattr(part, name) for part in parts]) for name in names)
+    return Kept(concatenate([part.rows for part in parts]), *columns)
 
 
 def uniform_hash(numbers: NDArray[np.int64], seed: int) -> Array:

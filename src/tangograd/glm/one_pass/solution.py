@@ -77,7 +77,8 @@ def solution(state: OnePassState, found: Finish) -> Solution:
     robust = to_flat @ (sandwich + extra * own) @ to_flat.T
     for each in (covariance, robust):
         each[lost], each[:, lost] = np.nan, np.nan
-    null = state.null_model.loss(family, totals)
+    with np.errstate(over="ignore", invalid="ignore"):
+        null = state.null_model.loss(family, totals, found.kept, 1 / found.probability)
     loss, saturated = found.loss * unit, totals.saturated * unit
     return Solution(
         coefficients=_with_intercept(state, coordinates.to_original(found.theta.copy())),
@@ -131,4 +132,3 @@ def _lost(state: OnePassState, found: Finish) -> NDArray[np.intp]:
     if state.start.coordinates.intercept:
         columns = (columns + 1) % q
     return np.asarray((np.arange(outputs)[:, None] * q + columns).ravel(), dtype=np.intp)
-

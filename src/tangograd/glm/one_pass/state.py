@@ -162,12 +162,12 @@ class OnePassState:
             if self.config.meat:
                 meat = outer_products(rows.Z, rows.weights[:, None] * step.score)
             self.quadratic.add(step.sums, meat)
-            self.sample.offer(rows, step.eta, step.key)
+            null_eta = self.null_model.add(self.family, rows, self.totals)
+            self.sample.offer(rows, step.eta, null_eta, step.key)
             pearson = np.zeros(len(rows))
             if self.start.theta.shape[0] == 1:
                 f = step.fisher[:, 0, 0]
                 pearson = step.score[:, 0] ** 2 / np.where(f > 0, f, np.inf)
-            self.null_model.add(self.family, rows, self.totals)
             self.totals.add(self.family, rows, step.loss, pearson)
 
     def grow(self, columns: int) -> None:

@@ -23,7 +23,7 @@ from tangograd.glm.one_pass.totals import RunningTotals
 from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate
 
 _ROWS = ("Z", "y", "weights", "offset", "number")
-_KEPT = ("eta", "key", "uniform", "priority")
+_KEPT = ("eta", "null_eta", "key", "uniform", "priority")
 
 
 def to_bytes(state: OnePassState) -> bytes:
