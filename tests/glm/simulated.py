@@ -96,6 +96,7 @@ def shorten(monkeypatch, width):
         "START_ROWS": 600,
         "START_ROWS_EACH": 0,
         "FIRST_ROWS": 100,
+        "FULL_PATH": "tango",
     }.items():
         monkeypatch.setattr(engine, name, value)
 

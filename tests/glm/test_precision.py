@@ -21,6 +21,8 @@ from tests.glm.simulated import (
     simulate_classes,
 )
 
+pytestmark = pytest.mark.usefixtures("tango_path")
+
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
 
@@ -319,7 +321,7 @@ def test_two_pass_errors_are_those_seen(short):
 def test_progressive_numbers_are_close_to_the_final(streaming):
     """Rows are judged before they are learned from, so a little worse."""
     X, y = simulate("gamma", 30_000, 4, seed=9)
-    model = fit("gamma", X, y)
+    model = fit("gamma", X, y, path="tango")
     said = model.fitted()
     model.polish(lambda: [rows(X, y)])
     final = model.fitted()

@@ -57,7 +57,7 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: float = 0.0,
         fit_intercept: bool = True,
         passes: int = 1,
-        polish: bool = False,
+        polish: bool | str = "auto",
         fisher: str = "expected",
         covariance: str | None = "auto",
         shuffle: bool = True,

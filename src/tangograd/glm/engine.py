@@ -10,12 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm import families
 from tangograd.glm.coded import Coded
 from tangograd.glm.coordinates import Coordinates, whitening
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.newton import Objective, Solution, converge, examined, means
 from tangograd.glm.old_families import Family
+from tangograd.glm.one_pass.diagnostics import Diagnosis
+from tangograd.glm.one_pass.exact_fit import READINGS, WORTH_READING_AGAIN, ExactFit
+from tangograd.glm.one_pass.state import OnePassConfig
 from tangograd.glm.polishing import polish
 from tangograd.glm.precision import Precision
 from tangograd.glm.rows import Matrix, Rows, blocks, is_sparse, together
@@ -42,8 +46,13 @@ PRIOR = 1.0
 #: sums run over blocks of so many rows at most, whatever the chunks that rows come in
 BLOCK_ROWS = 8192
 BLOCK_BYTES = 8_000_000
+#: path of a fit with a full covariance matrix, unless another is named
+FULL_PATH = "exact"
 #: covariance="auto" is full up to so many coefficients
 FULL_COVARIANCE = 500
+#: rows that the exact path keeps at most, and those it keeps of rows that fitted in memory
+KEPT_ROWS = 10_000
+KEPT_OF_FEW = 1000
 #: c of γ = c/√(A k), over the root of mean(1/λ)/4; a little more suits slow directions
 EAGERNESS = 1.5
 #: mean(1/λ) where the start did not form the Fisher matrix
@@ -72,6 +81,8 @@ class OnePass:
         fisher: ``"expected"``, or ``"sampled"`` for the paper's pseudo-samples.
         covariance: ``"auto"``, ``"full"``, ``"diagonal"`` or None.
         seed: of the pseudo-samples.
+        path: ``"exact"`` (O(d²) a row, with a measured excess), ``"tango"`` (O(d)), or ``"auto"``:
+            exact where the covariance is full.
 
     Example:
         >>> import numpy as np
@@ -95,7 +106,9 @@ class OnePass:
         fisher: str = "expected",
         covariance: str | None = "auto",
         seed: int | np.random.Generator | None = None,
+        path: str = "auto",
     ) -> None:
+        self.path = path
         self.family, self.columns = family, columns
         self.outputs = classes - 1 if family.code == kernel.MULTINOMIAL else 1
         self.alpha, self.intercept = float(alpha), intercept
@@ -109,6 +122,7 @@ class OnePass:
         self.pending: list[Rows] = []
         self.waiting = 0  # rows pending
         self.room: Array | None = None
+        self.exact: ExactFit | None = None
         self.tally = Tally(family, self.outputs + 1)
         self.watch = Watch(columns)
         self.sums: Sums | None = None
@@ -189,8 +203,21 @@ class OnePass:
             self.room = np.empty(shape)
         return self.room
 
+    @property
+    def takes_exact_path(self) -> bool:
+        """Rows that do not fit in memory are learned from on the exact path, not on TANGO's."""
+        if self.path != "auto":
+            return self.path == "exact"
+        return self.kind == "full" and not self.sampled and FULL_PATH == "exact"
+
     def _start(self) -> None:
-        """Fisher scoring on the first rows of the buffer; TANGO on the others."""
+        """Start a path from the first rows of the buffer, and learn from the others."""
+        if self.takes_exact_path:
+            self._start_exact(KEPT_ROWS)
+            rest, self.buffer = self.buffer, []
+            for block in rest:
+                self._stream(block)
+            return
         first = self._first()
         unit = sum(float(block.w.sum()) for block in first) / sum(len(block) for block in first)
         # where y is never at the border of its domain, no data send a coefficient to infinity
@@ -211,6 +238,27 @@ class OnePass:
         rest, self.buffer = self.buffer, []
         for block in rest:
             self._stream(block)
+
+    def _start_exact(self, kept_rows: int) -> ExactFit:
+        """Begin the exact path from the rows in the buffer, which are not learned from yet."""
+        head, have = [], 0
+        for block in self.buffer:
+            head.append(block.plain())
+            have += len(block)
+            if have >= self._enough():
+                break
+        family = new_family(self.family, self.outputs)
+        config = OnePassConfig(penalty=self.alpha, kept_rows=kept_rows)
+        self.exact = ExactFit(
+            family,
+            head,
+            self.columns,
+            config,
+            intercept=self.intercept,
+            theta=self.initial,
+        )
+        self.streaming = True
+        return self.exact
 
     def _whitened(self, objective: Objective, found: Solution) -> tuple[Objective, Solution]:
         """In coordinates without slow directions, where there would be some; O(d²) a row."""
@@ -305,7 +353,10 @@ class OnePass:
         return np.concatenate(result)
 
     def _stream(self, block: Rows) -> None:
-        """TANGO on one block."""
+        """Learn from one block."""
+        if self.exact is not None:
+            self._stream_exact(block)
+            return
         if self.at.W is not None or self.family.code == kernel.MULTINOMIAL:
             block = block.plain()  # only the stream of one output has a kernel for levels
         block = self.at.rows(block)
@@ -319,10 +370,22 @@ class OnePass:
             [block], self.scalars[kernel.LOSS] - loss, self.scalars[kernel.PEARSON] - pearson
         )
 
+    def _stream_exact(self, block: Rows) -> None:
+        """Learn from one block on the exact path."""
+        assert self.exact is not None
+        totals = self.exact.state.totals
+        unit = self.exact.state.start.coordinates
+        scale = unit.weight_unit * unit.target_unit**2
+        loss, pearson = totals.loss, totals.pearson
+        self.exact.update(block)
+        self.tally.add([block], scale * (totals.loss - loss), scale * (totals.pearson - pearson))
+
     def settle(self) -> None:
         """Take in the rows that wait for a block to be full; after the last rows of a pass."""
         if self.pending:
             self._flush()
+        if self.exact is not None:
+            self.exact.settle()
 
     def condense(self) -> None:
         """Forget the rows in memory, but not what was learned from them; a stream may go on.
@@ -330,11 +393,18 @@ class OnePass:
         Rows too few to start a stream from are kept, as copies.
         """
         self.settle()
-        found = self.solution()
         if self.streaming:
             return
+        found = self.solution()
         if sum(len(block) for block in self.buffer) < self._enough():
             self.buffer = [copy.deepcopy(block.solid()) for block in self.buffer]
+            return
+        if self.takes_exact_path:
+            exact = self._start_exact(KEPT_OF_FEW)
+            for block in self.buffer:
+                exact.update(block)
+            self.tally = self._tally_of(self.buffer, found.loss, found.pearson)
+            self.buffer, self._solution = [], found
             return
         objective = self.objective(self.buffer)
         self.at, self.theta = found.at, found.theta.copy()
@@ -349,6 +419,9 @@ class OnePass:
             raise DataError("rows in memory are fit to convergence: further passes change nothing")
         self.passes += 1
         self.tally = Tally(self.family, self.outputs + 1)
+        if self.exact is not None:
+            self.exact.begin_reading()
+            return
         if self.sums is not None:
             self.sums = Sums(self.outputs, self.columns + 1, self.sums.full)
 
@@ -363,6 +436,8 @@ class OnePass:
         self.columns = columns
         self._solution = self.polished = None
         self.watch.grow(columns)
+        if self.exact is not None:
+            self.exact.grow(columns)
         if self.sums is not None:
             self.sums.grow(columns + 1)
 
@@ -398,10 +473,11 @@ class OnePass:
             theta[0, -1] = self.family.predictor(mean) - shift
         return theta
 
-    def settled_tally(self, found: Solution) -> Tally:
+    def settled_tally(self, found: Solution | None = None) -> Tally:
         """The tally, made from the rows in memory where they are."""
         if self.streaming:
             return self.tally
+        found = found or self.solution()
         return self._tally_of(self.buffer, found.loss, found.pearson)
 
     def settled(self) -> OnePass:
@@ -438,23 +514,71 @@ class OnePass:
 
     def coefficients(self) -> Array:
         """Shape (outputs, columns + 1), the intercept last."""
+        here = self.settled()
+        if here.exact is not None and here._solution is None:
+            return here.exact.coefficients()
         found = self.solution()
         return found.at.outward(found.theta)
 
-    def polish(self, again: Callable[[], Iterable[Rows]]) -> None:
-        """Newton steps on whole passes over what ``again`` reads; rows in memory need none."""
+    def polish(self, again: Callable[[], Iterable[Rows]], *, only_if_needed: bool = False) -> None:
+        """Read all rows again, which ``again`` does; rows in memory need none.
+
+        Args:
+            again: reads all rows once more.
+            only_if_needed: do so once, and only if the measured excess is above 2%.
+        """
         self.settle()
-        if self.streaming:
-            polish(self, again)
+        if not self.streaming:
+            return
+        if self.exact is None:
+            if not only_if_needed:
+                polish(self, again)
+            return
+        if self._solution is not None:  # the rows fitted in memory
+            return
+        for _ in range(1 if only_if_needed else READINGS):
+            enough = self.exact.settled
+            if only_if_needed:
+                enough = self.exact.excess <= WORTH_READING_AGAIN
+            if enough:
+                return
+            before = self.tally
+            self.rewind()
+            try:
+                for rows in again():
+                    self.feed_rows(rows)
+                self.settle()
+            except BaseException:
+                self.exact.abandon_reading()
+                self.pending, self.waiting, self.tally = [], 0, before
+                raise
+
+    @property
+    def diagnoses(self) -> tuple[Diagnosis, ...]:
+        """What is wrong with the data or the fit, if the exact path found it."""
+        here = self.settled()
+        if here.exact is None or here._solution is not None:
+            return ()
+        return here.exact.solution().diagnoses
 
     def fitted(
         self, names: tuple[str, ...] | None = None, labels: tuple[object, ...] | None = None
     ) -> Fitted:
         """Everything that is known at the end; names of the columns without the intercept."""
         here = self.settled()
-        found = self.solution()
         names = names or tuple(f"x{i}" for i in range(here.columns))
+        if here.exact is not None and here._solution is None:
+            trace = here.tally.trace_rows, here.tally.trace_loss
+            return here.exact.fitted(names, labels, trace, here.watch.constant())
+        found = self.solution()
         return Precision(here, found).fitted(names, labels)
+
+
+def new_family(old: Family, outputs: int) -> families.Family:
+    """Return the family whose former description this is."""
+    if old.code == kernel.MULTINOMIAL:
+        return families.by_name("multinomial", count=outputs + 1)
+    return families.by_name(old.name, old.link, **old.parameters)
 
 
 def _block_rows(rows: Rows) -> int:

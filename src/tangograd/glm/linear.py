@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     check_is_fitted,
@@ -25,6 +27,7 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import Loaded, has_intercept
 from tangograd.glm.old_families import Family
+from tangograd.glm.one_pass.diagnostics import describe
 from tangograd.glm.order import Shuffled
 from tangograd.glm.rows import Rows, is_sparse
 
@@ -46,7 +49,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
     alpha: float
     fit_intercept: bool
     passes: int
-    polish: bool
+    polish: bool | str
     fisher: str
     covariance: str | None
     shuffle: bool
@@ -98,6 +101,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
     def _check_options(self) -> None:
         check_among(self.fisher, "fisher", ("expected", "sampled"))
         check_among(self.covariance, "covariance", ("auto", "full", "diagonal", None))
+        check_among(self.polish, "polish", ("auto", True, False))
         if not (isinstance(self.alpha, NUMBERS) and 0 <= self.alpha < np.inf):
             raise ValueError(f"alpha must be 0 or positive; got {self.alpha!r}")
         if not (isinstance(self.passes, int | np.integer) and self.passes >= 1):
@@ -209,10 +213,19 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             for part in ordered:
                 model.feed_rows(part)
         if self.polish:
-            model.polish(lambda: [rows])
+            model.polish(lambda: [rows], only_if_needed=self.polish == "auto")
+        self._warn(model)
         model.condense()
         if not np.isfinite(model.coefficients()).all():
             raise DataError(EXTREME)
+
+    def _warn(self, model: OnePass) -> None:
+        """Warn of what makes the result unfit for use."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        names = names or [f"x{i}" for i in range(self.n_features_in_)]
+        for diagnosis in model.diagnoses:
+            if diagnosis.serious:
+                warnings.warn(describe(diagnosis, names), ConvergenceWarning, stacklevel=4)
 
     def _partial_fit(self, rows: Rows, first: bool) -> Self:
         self._check_finite(rows.X)

@@ -222,9 +222,8 @@ class Precision:
             )
         if self.separated():
             notes.append(
-                "the classes are separated perfectly, or all but: maximum likelihood has no "
-                "finite solution, and the coefficients are those of a very small penalty; set "
-                "alpha to choose it"
+                "the classes are linearly separable, or all but, so the maximum-likelihood "
+                "estimate does not exist; set alpha to choose one"
             )
         doubled = {twin for pair in watch.duplicates() for twin in pair}
         open_ = [names[j] for j in found.undetermined if j not in doubled]

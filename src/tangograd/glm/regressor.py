@@ -40,8 +40,9 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: the penalty in ``mean loss + alpha/2 ‖coef‖²``, the loss being half the deviance.
         fit_intercept: add a constant to the predictor.
         passes: over the rows; two come closer to maximum likelihood.
-        polish: at most three further passes with Newton steps, until one is worth less than 0.01
-            standard errors.
+        polish: ``"auto"``: read the rows once more if the measured excess of the variance over
+            maximum likelihood's is above 2%; True: up to three times more, until it is negligible;
+            False: never.
         fisher: ``"expected"``, or ``"sampled"`` for the pseudo-samples of the paper.
         covariance: ``"full"`` (O(d²) a row), ``"diagonal"``, None (no standard errors), or
             ``"auto"``: full up to 500 coefficients, diagonal beyond.
@@ -71,7 +72,7 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: float = 0.0,
         fit_intercept: bool = True,
         passes: int = 1,
-        polish: bool = False,
+        polish: bool | str = "auto",
         fisher: str = "expected",
         covariance: str | None = "auto",
         shuffle: bool = True,

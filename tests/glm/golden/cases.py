@@ -26,6 +26,7 @@ SHORT = {
     "START_ROWS": 600,
     "START_ROWS_EACH": 0,
     "FIRST_ROWS": 100,
+    "FULL_PATH": "tango",
 }
 MEMORY = {"BUFFER_BYTES": 10**9}
 

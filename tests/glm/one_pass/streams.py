@@ -64,7 +64,7 @@ def simulate(name, n=12_000, d=4, seed=0, kind="independent"):
     return X, y
 
 
-def fitted_state(name, X, y, sizes=None, *, w=None, offset=None, first_row=None, **options):
+def fitted_state(name, X, y, sizes=None, *, w=None, offset=None, **options):
     """A state that has learned X and y in chunks of these sizes, again and again."""
     n = len(y)
     w = np.ones(n) if w is None else w

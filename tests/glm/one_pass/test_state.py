@@ -51,7 +51,7 @@ def test_merged_states_are_at_maximum_likelihood(name):
     states = []
     for k in range(0, n, 4000):
         state = OnePassState.init(family, begin, OnePassConfig(kept_rows=1000))
-        state.update(X[k : k + 4000], y[k : k + 4000], first_row=k)
+        state.update(X[k : k + 4000], y[k : k + 4000], numbers=k)
         states.append(state)
     whole = states[0]
     for state in states[1:]:

@@ -232,17 +232,18 @@ class _Fit:
 
     def _further_passes(self, learner: Learner) -> None:
         options = self.options
-        if options.passes == 1 and not options.polish:
+        if (options.polish is False or not self.table.rereadable) and options.passes == 1:
             return
         learner.engine.settle()
         if not learner.engine.streaming:
-            self.needless = not self.interrupt.pressed
+            asked = options.passes > 1 or bool(options.polish)
+            self.needless = asked and not self.interrupt.pressed
             return
         for number in range(2, options.passes + 1):
             if not self.interrupt.pressed:
                 learner.another_pass(number)
-        if options.polish and not self.interrupt.pressed:
-            learner.polish()
+        if options.polish is not False and not self.interrupt.pressed:
+            learner.polish(only_if_needed=options.polish is None)
 
     def _fitted(self, learner: Learner) -> Fitted:
         target, counts = learner.target, learner.counts

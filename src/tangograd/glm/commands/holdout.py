@@ -124,8 +124,7 @@ def evaluate(fitted: Fitted, engine: OnePass, rows: Rows) -> Evaluation:
     """
     eta = predictors(fitted, rows.X, rows.offset)
     mean = means(fitted, eta)
-    settled = engine.settled()
-    tally = settled.settled_tally(settled.solution())
+    tally = engine.settled().settled_tally()
     weights = None if bool((rows.w == 1).all()) else rows.w
     known = family_of(fitted)
     if known.name == "multinomial":

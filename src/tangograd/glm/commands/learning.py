@@ -96,10 +96,10 @@ class Learner:
                     self._feed(piece)
             self.engine.settle()
 
-    def polish(self) -> None:
-        """Newton steps, each on a whole reading; an interrupted one is not made."""
+    def polish(self, *, only_if_needed: bool) -> None:
+        """Read the table again, as a whole; a reading that is interrupted has no effect."""
         try:
-            self.engine.polish(self._again)
+            self.engine.polish(self._again, only_if_needed=only_if_needed)
         except _InterruptedError:
             self.engine.passes -= 1
 

@@ -68,11 +68,13 @@ class Diagnosis:
     @property
     def serious(self) -> bool:
         """Whether a warning is due."""
-        return self.kind in ("excess", "leverage", "influence", "no_events", "separation")
+        return self.kind in ("excess", "leverage", "influence", "no_events")
 
 
 def diagnose(state: OnePassState, found: Finish) -> list[Diagnosis]:
     """Return what is wrong, the most important first."""
+    if separated(state, found):
+        return [Diagnosis("separation", found.loss, remedy="set_alpha")]
     result = []
     if not found.excess <= LARGE_EXCESS:
         result.append(Diagnosis("excess", found.excess, remedy="read_again"))
@@ -105,8 +107,6 @@ def _columns(state: OnePassState, found: Finish) -> list[Diagnosis]:
         result.append(Diagnosis("aliased", float(len(aliased)), columns=aliased))
     if state.family.estimates_dispersion or state.config.penalty > 0:
         return result
-    if separated(state, found):
-        return [*result, Diagnosis("separation", found.loss, remedy="set_alpha")]
     silent = silent_columns(state, found)
     if silent:
         result.append(
@@ -118,12 +118,18 @@ def _columns(state: OnePassState, found: Finish) -> list[Diagnosis]:
 def separated(state: OnePassState, found: Finish) -> bool:
     """Return whether a linear function of the columns tells the classes apart, or all but.
 
-    Then the path goes on for ever: the loss is next to nothing and the estimate has not settled.
+    Then the estimate goes to infinity, and the loss to 0: no kept row is misclassified, or the
+    estimate has not settled.
     """
-    if not state.family.classes or state.config.penalty > 0:
+    family = state.family
+    if not family.classes or state.config.penalty > 0:
         return False
-    little = found.loss < SEPARATED * state.totals.null_loss(state.family)
-    return bool(little and not found.excess <= LARGE_EXCESS)
+    if found.loss > SEPARATED * state.totals.null_loss(family):
+        return False
+    rows = found.kept.rows
+    eta = rows.predictor(found.theta) + rows.offset[:, None]
+    mistakes = expand_at(family, eta, rows.y).loss >= math.log(2)
+    return bool(not mistakes.any() or not found.excess <= LARGE_EXCESS)
 
 
 def silent_columns(state: OnePassState, found: Finish) -> tuple[int, ...]:
@@ -192,7 +198,8 @@ def describe(diagnosis: Diagnosis, names: Sequence[str]) -> str:
             "maximum-likelihood estimates are infinite, and the numbers shown are arbitrary"
         ),
         "separation": (
-            "the classes are linearly separable, so the maximum-likelihood estimate does not exist"
+            "the classes are linearly separable, or all but, so the maximum-likelihood estimate "
+            "does not exist"
         ),
         "aliased": f"left out, since they depend linearly on the columns before them: {columns}",
     }

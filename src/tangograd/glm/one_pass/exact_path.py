@@ -56,12 +56,14 @@ class ExactPath:
         J: curvature of the prior (and of rows of a start); it guides the path and is in no result.
         z: its linear part.
         unit: of each column for the prior and the key; 0 while it has been constant.
+        frozen: the solution stays where it is; for a further reading next to the result.
     """
 
     theta: Array
     J: Array
     z: Array
     unit: Array
+    frozen: bool = False
 
     @classmethod
     def begin(cls, start: Start) -> ExactPath:
@@ -80,10 +82,12 @@ class ExactPath:
             penalty: second derivative of the penalty so far.
         """
         self._notice_columns(rows.Z)
-        A = quadratic.J
-        A += self.J
-        A += penalty
-        z = quadratic.z + self.z
+        A, z = self.J, self.z
+        if not self.frozen:
+            A = quadratic.J
+            A += self.J
+            A += penalty
+            z = quadratic.z + self.z
         shape, b = self.theta.shape, self.theta.ravel()
         size = np.zeros(len(rows))
         for _ in range(REPETITIONS):
@@ -92,6 +96,8 @@ class ExactPath:
             sums = sum_expansions(rows, expansion)
             here = expansion.size
             size = np.maximum(size, here)
+            if self.frozen:
+                break
             try:
                 step = solve(A + sums.J, z + sums.z) - b
             except IndefiniteError:

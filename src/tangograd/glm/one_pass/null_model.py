@@ -27,10 +27,12 @@ class NullModel:
     Attributes:
         quadratic: the sum of the rows' expansions as a function of the intercept.
         active: an offset was seen.
+        whole: the first rows had one already, so that all rows were expanded here.
     """
 
     quadratic: QuadraticModel = field(default_factory=lambda: QuadraticModel(1))
     active: bool = False
+    whole: bool = True
 
     def add(self, family: Family, rows: WorkingRows, before: RunningTotals) -> Array:
         """Add a block, given the totals of the rows before, and return where it was expanded."""
@@ -51,6 +53,7 @@ class NullModel:
     def _add_rows_without_offset(self, family: Family, before: RunningTotals) -> None:
         if before.rows == 0:
             return
+        self.whole = False
         mean = np.array([before.mean])
         eta = family.linear_predictor(mean)
         f = before.weight * float(expand_at(family, eta[:, None], mean).fisher[0, 0, 0])
@@ -74,9 +77,11 @@ class NullModel:
         """
         if not self.active:
             return totals.null_loss(family)
+        J, z = self.quadratic.J, self.quadratic.z
+        if not self.whole:
+            return self.quadratic.c0 - 0.5 * float(z[0] ** 2 / J[0, 0])
         rows = kept.rows.with_columns(np.ones((len(kept), 1)))
         path = expand_at(family, kept.null_eta[:, None], rows.y)
-        J, z = self.quadratic.J, self.quadratic.z
         corrected = CorrectedLoss(family, rows, factor, path, J, z, self.quadratic.c0)
         found = minimize(
             corrected.value, corrected.slope, z / J[0], tolerance=1e-6, size=corrected.size
@@ -94,5 +99,5 @@ class NullModel:
         if not other.active:
             other = NullModel()
             other._add_rows_without_offset(family, its)
-        self.active = True
+        self.active, self.whole = True, self.whole and other.whole
         self.quadratic.merge(other.quadratic)

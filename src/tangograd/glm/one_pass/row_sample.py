@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.numerics.jit import compiled
+from tangograd.glm.numerics.row_hash import row_uniform
 from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate
 
 Array = NDArray[np.float64]
@@ -140,11 +142,13 @@ def _joined(parts: list[Kept]) -> Kept:
 
 
 def uniform_hash(numbers: NDArray[np.int64], seed: int) -> Array:
-    """Return a number in (0, 1) for each row number, by splitmix64."""
-    with np.errstate(over="ignore"):
-        x = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
-        x = x + np.uint64(seed) * np.uint64(0xD1B54A32D192ED03)
-        x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-        x = (x ^ (x >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-        x = x ^ (x >> np.uint64(31))
-    return ((x >> np.uint64(11)).astype(np.float64) + 0.5) / 2.0**53
+    """Return a number in (0, 1) for each row number."""
+    result = np.empty(len(numbers))
+    _fill(numbers, seed, result)
+    return result
+
+
+@compiled
+def _fill(numbers: NDArray[np.int64], seed: int, result: Array) -> None:
+    for i in range(len(numbers)):
+        result[i] = row_uniform(numbers[i], seed)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.one_pass.exact_path import ExactPath, block_rows
 from tangograd.glm.one_pass.finish import Finish, PathTotals, finish
@@ -23,6 +24,8 @@ Array = NDArray[np.float64]
 #: rows that are kept, both halves together, if the budget of bytes has room for them
 KEPT_ROWS = 10_000
 KEPT_BYTES = 64_000_000
+#: measured excess up to which an estimate is next to that of maximum likelihood
+NEXT_TO_IT = 0.1
 
 
 @dataclass(frozen=True)
@@ -118,7 +121,7 @@ class OnePassState:
         y: Array,
         weights: Array | None = None,
         offset: Array | None = None,
-        first_row: int | None = None,
+        numbers: NDArray[np.int64] | int | None = None,
     ) -> None:
         """Learn from rows.
 
@@ -127,12 +130,13 @@ class OnePassState:
             y: targets.
             weights: of the rows; ones by default.
             offset: known part of η; zeros by default.
-            first_row: number of the first of them in the whole table; by default they follow the
-                last.
+            numbers: of the rows in the whole table, or of the first of them; by default they
+                follow the last.
         """
         n = len(y)
-        first = self.rows_seen if first_row is None else first_row
-        numbers = np.arange(first, first + n, dtype=np.int64)
+        first = self.rows_seen if numbers is None else numbers
+        if isinstance(first, int):
+            first = np.arange(first, first + n, dtype=np.int64)
         weights = np.ones(n) if weights is None else weights
         offset = np.zeros(n) if offset is None else offset
         waiting, begin = sum(map(len, self.pending)), 0
@@ -141,7 +145,7 @@ class OnePassState:
             here = slice(begin, end)
             self.pending.append(
                 self.start.coordinates.rows(
-                    X[here], y[here], weights[here], offset[here], numbers[here]
+                    X[here], y[here], weights[here], offset[here], first[here]
                 )
             )
             waiting += end - begin
@@ -158,6 +162,11 @@ class OnePassState:
         with np.errstate(over="ignore", invalid="ignore"):
             penalty = self.penalty.matrix(self.totals.weight + float(rows.weights.sum()))
             step = self.path.move(self.family, rows, self.quadratic, penalty)
+            if not all(np.isfinite(part).all() for part in (np.diag(step.sums.J), *step.sums[1:])):
+                raise DataError(
+                    "the sums over the rows became infinite; look for values in the features that "
+                    "are missing or extreme"
+                )
             meat = None
             if self.config.meat:
                 meat = outer_products(rows.Z, rows.weights[:, None] * step.score)
@@ -232,7 +241,8 @@ class OnePassState:
         """Return an empty state for another reading, whose path is held by this one's result.
 
         The Hessian of the result holds the path as strongly as all rows do, so that it hardly
-        moves; the new sums are those of expansions next to the estimate.
+        moves; the new sums are those of expansions next to the estimate. Next to maximum likelihood
+        it does not move at all, which makes the reading a Newton step.
         """
         outputs, q = found.theta.shape
         flat = (np.arange(outputs)[:, None] * q + found.columns).ravel()
@@ -243,6 +253,7 @@ class OnePassState:
         config = replace(self.config, seed=self.config.seed + 1)
         state = OnePassState.init(self.family, self.start, config)
         z = J @ found.theta.ravel()
-        state.path = ExactPath(found.theta.copy(), J, z, self.path.unit.copy())
+        frozen = bool(found.excess <= NEXT_TO_IT)
+        state.path = ExactPath(found.theta.copy(), J, z, self.path.unit.copy(), frozen)
         state.readings = self.readings + 1
         return state

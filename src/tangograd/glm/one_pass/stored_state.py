@@ -42,8 +42,10 @@ def to_bytes(state: OnePassState) -> bytes:
         "threshold": state.sample.threshold,
         "largest_uniform": state.sample.largest_uniform,
         "readings": state.readings,
+        "frozen": state.path.frozen,
         "null_blocks": state.null_model.quadratic.blocks,
         "null_active": state.null_model.active,
+        "null_whole": state.null_model.whole,
         "totals": {
             name: None if isinstance(value, float) and math.isnan(value) else value
             for name, value in vars(totals).items()
@@ -110,6 +112,7 @@ def from_bytes(data: bytes) -> OnePassState:
         fields.array("path_J", (p, p)),
         fields.array("path_z", (p,)),
         fields.array("path_unit", (q,)),
+        fields.value("frozen", bool),
     )
     config = _config(fields)
     sums = {"J": fields.array("J", (p, p)), "z": fields.array("z", (p,))}
@@ -191,7 +194,8 @@ def _null_model(fields: Fields) -> NullModel:
     shapes: dict[str, tuple[int, ...]] = {"J": (1, 1), "z": (1,), "c0": ()}
     sums = {name: fields.array(f"null_{name}", shape) for name, shape in shapes.items()}
     quadratic = QuadraticModel.from_arrays(sums, fields.count("null_blocks"))
-    return NullModel(quadratic, fields.value("null_active", bool))
+    active, whole = (fields.value(f"null_{name}", bool) for name in ("active", "whole"))
+    return NullModel(quadratic, active, whole)
 
 
 def _totals(fields: Fields, outputs: int) -> RunningTotals:

@@ -1,0 +1,205 @@
+"""A stream of rows on the exact path, as estimators and commands use it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.families import Family
+from tangograd.glm.fitted import Fitted
+from tangograd.glm.one_pass.diagnostics import Diagnosis, describe
+from tangograd.glm.one_pass.finish import Finish
+from tangograd.glm.one_pass.solution import Solution, solution
+from tangograd.glm.one_pass.start import fit_start, rows_needed
+from tangograd.glm.one_pass.state import OnePassConfig, OnePassState
+from tangograd.glm.rows import Matrix, Rows, is_sparse
+
+Array = NDArray[np.float64]
+
+#: a reading is the last if the estimate is so near to maximum likelihood, in standard errors
+NEGLIGIBLE = 0.01
+#: measured excess from which rows that can be read again are
+WORTH_READING_AGAIN = 0.02
+#: readings after the first, at most
+READINGS = 3
+
+
+class ExactFit:
+    """Readings of a table: the state of the one that is going on, and the best result so far.
+
+    Args:
+        family: the family.
+        head: the first rows; the path starts from them, and they are still to be learned from.
+        columns: of all rows.
+        config: what was chosen beforehand.
+        intercept: fit one.
+        theta: coefficients (outputs, columns + 1) to begin with.
+    """
+
+    def __init__(
+        self,
+        family: Family,
+        head: list[Rows],
+        columns: int,
+        config: OnePassConfig,
+        *,
+        intercept: bool = True,
+        theta: Array | None = None,
+    ) -> None:
+        X = np.concatenate([_widened(_dense(rows.solid().X), columns) for rows in head])
+        y, weights, offset = (
+            np.concatenate([np.asarray(getattr(rows, name)) for rows in head])
+            for name in ("y", "w", "offset")
+        )
+        most = rows_needed(columns)
+        start = fit_start(
+            family,
+            X[:most],
+            y[:most],
+            weights[:most],
+            offset[:most],
+            intercept=intercept,
+            penalty=config.penalty,
+            theta=theta,
+        )
+        self.state = OnePassState.init(family, start, config)
+        self.best: tuple[OnePassState, Finish] | None = None
+        self._found: tuple[OnePassState, Finish] | None = None
+
+    def update(self, rows: Rows) -> None:
+        """Learn from rows."""
+        self._found = None
+        rows = rows.plain()
+        size = self.state.block_rows
+        for begin in range(0, len(rows), size):
+            part = rows.take(slice(begin, begin + size))
+            numbers = None if part.order is None else np.asarray(part.order, np.int64)
+            part = part.solid()
+            self.state.update(_dense(part.X), part.y, part.w, part.offset, numbers)
+
+    def grow(self, columns: int) -> None:
+        """Add columns after those known."""
+        self._found = None
+        self.state.grow(columns)
+
+    def settle(self) -> None:
+        """Take in the rows that wait for their block to be full."""
+        self.state.flush()
+
+    def begin_reading(self) -> None:
+        """Begin another reading of the same rows, on a path that is held by the result so far."""
+        state, found = self.best = self._result()
+        self.state = state.again(found)
+        self._found = None
+
+    def abandon_reading(self) -> None:
+        """Return to the result before the reading that was not completed."""
+        if self.best is not None:
+            self.state, self._found = self.best[0], self.best
+
+    def _result(self) -> tuple[OnePassState, Finish]:
+        """Return the reading with the least claim, which is finished if need be."""
+        if self._found is None:
+            own = self.state, self.state.finish()
+            better = self.best is not None and not own[1].excess <= self.best[1].excess
+            self._found = self.best if better and self.best is not None else own
+        return self._found
+
+    @property
+    def excess(self) -> float:
+        """The measured excess."""
+        return self._result()[1].excess
+
+    @property
+    def settled(self) -> bool:
+        """Whether the estimate is that of maximum likelihood to a hundredth standard error."""
+        found = self._result()[1]
+        return bool(found.excess * found.theta.shape[0] * len(found.columns) <= NEGLIGIBLE**2)
+
+    def coefficients(self) -> Array:
+        """Return coefficients (outputs, columns + 1), the intercept last."""
+        state, found = self._result()
+        theta = state.start.coordinates.to_original(found.theta.copy())
+        if state.start.coordinates.intercept:
+            return theta
+        return np.column_stack([theta, np.zeros(len(theta))])
+
+    def solution(self) -> Solution:
+        """Return everything in the units of the data."""
+        state, found = self._result()
+        return solution(state, found)
+
+    def fitted(
+        self,
+        names: tuple[str, ...],
+        labels: tuple[object, ...] | None,
+        trace: tuple[list[int], list[float]],
+        constant: list[int],
+    ) -> Fitted:
+        """Return everything that is known at the end.
+
+        Args:
+            names: of the columns.
+            labels: of the classes.
+            trace: numbers of rows and the mean loss up to them.
+            constant: numbers of the columns that never varied.
+        """
+        state, said = self._result()[0], self.solution()
+        family, coordinates = state.family, state.start.coordinates
+        theta = said.coefficients
+        theta = np.roll(theta, 1, axis=1) if coordinates.intercept else theta[:, :-1]
+        notes = [describe(each, names) for each in _without(said.diagnoses, constant)]
+        if constant:
+            same = "; the intercept says the same" if coordinates.intercept else ""
+            which = ", ".join(names[j] for j in constant[:10])
+            notes.insert(0, f"constant: {which}{same}, so the coefficient is 0")
+        return Fitted(
+            family=family.name,
+            link=family.link,
+            parameters=family.parameters,
+            names=(("intercept",) if coordinates.intercept else ()) + names,
+            estimates=theta.ravel(),
+            classes=labels,  # type: ignore[arg-type]
+            standard_errors=np.sqrt(np.diag(said.covariance)),
+            robust_errors=np.sqrt(np.diag(said.robust)),
+            covariance_kind="full",
+            covariance=said.covariance,
+            excess=1 + said.excess,
+            rows=said.rows,
+            weight=said.weight,
+            dispersion=said.dispersion,
+            log_likelihood=said.log_likelihood,
+            deviance=said.deviance,
+            null_deviance=said.null_deviance,
+            progressive=False,
+            alpha=state.config.penalty,
+            passes=self.state.readings,
+            converged=self.settled,
+            notes=tuple(notes),
+            trace_rows=np.asarray(trace[0], np.int64),
+            trace_loss=np.asarray(trace[1], np.float64),
+        )
+
+
+def _without(diagnoses: tuple[Diagnosis, ...], constant: list[int]) -> list[Diagnosis]:
+    """Return the diagnoses, but for aliased columns that are constant."""
+    result = []
+    for each in diagnoses:
+        if each.kind == "aliased":
+            rest = tuple(j for j in each.columns if j not in constant)
+            if rest:
+                result.append(replace(each, columns=rest, value=float(len(rest))))
+        else:
+            result.append(each)
+    return result
+
+
+def _dense(X: Matrix) -> Array:
+    """Return rows as a dense matrix of float64."""
+    return np.asarray(X.toarray() if is_sparse(X) else X, dtype=np.float64)
+
+
+def _widened(X: Array, columns: int) -> Array:
+    return np.pad(X, ((0, 0), (0, columns - X.shape[1])))
