@@ -181,22 +181,40 @@ def _read(file: str) -> bytes:
 
 def _type_of(value: Any, context: Any) -> CompiledType:
     """Return the numba type of an instance."""
-    return CompiledType([typeof_impl(field, context) for field in value], type(value))
+    return CompiledType([_field_type(field, context) for field in value], type(value))
 
 
-def compiled_method(function: Function) -> Function:
+def _field_type(field: Any, context: Any) -> Any:
+    """Return the type of a field: one for arrays that can be written and for those that cannot."""
+    kind = typeof_impl(field, context)
+    return kind.copy(readonly=False) if isinstance(kind, types.Array) else kind
+
+
+@overload
+def compiled_method(function: Function) -> Function: ...
+@overload
+def compiled_method(**flags: Any) -> Callable[[Function], Function]: ...
+def compiled_method(function: Any = None, **flags: Any) -> Any:
     """Let compiled functions call a method of a :class:`Compiled` class, and of its subclasses.
 
     Methods that override it need no mark. What they call must be compiled as well, or be other
-    such methods.
+    such methods. Arrays in the fields of a class may be read-only, and are not written.
+
+    Args:
+        function: the method of the base class; without it, a decorator is returned.
+        **flags: of numba, for it and all that override it; by default those in ``FLAGS``.
     """
+    if function is None:
+        return functools.partial(compiled_method, **flags)
     name = function.__name__
 
     @functools.wraps(function)
     def method(self: Any, *_: Any) -> Any:
         return getattr(self.instance_class, name)
 
-    cast(Any, overload_method)(CompiledType, name, jit_options=FLAGS, strict=False)(method)
+    cast(Any, overload_method)(CompiledType, name, jit_options={**FLAGS, **flags}, strict=False)(
+        method
+    )
     return function
 
 
