@@ -100,6 +100,8 @@ class Family(Compiled, sources=(links,)):
         canonical: observed and Fisher information are the same.
         estimates_dispersion: φ is unknown; it is 1 otherwise.
         classes: the target says to which class a row belongs.
+        quadratic: the loss is a quadratic function of η.
+        centers_penalty: coefficients of all classes are penalised as they are when centred.
         outputs: linear predictors of a row.
     """
 
@@ -109,6 +111,8 @@ class Family(Compiled, sources=(links,)):
     canonical: ClassVar[bool] = False
     estimates_dispersion: ClassVar[bool] = False
     classes: ClassVar[bool] = False
+    quadratic: ClassVar[bool] = False
+    centers_penalty: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -226,7 +230,7 @@ class Family(Compiled, sources=(links,)):
         return weight * float(evaluate(self, self.linear_predictor(at), at).loss[0])
 
 
-compiled_constants("canonical", "estimates_dispersion")
+compiled_constants("estimates_dispersion", "classes", "quadratic", "centers_penalty")
 
 
 @compiled

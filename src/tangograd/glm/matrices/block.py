@@ -10,9 +10,18 @@ from numpy.typing import NDArray
 
 from tangograd.glm.matrices.base import Array, DesignMatrix
 from tangograd.glm.matrices.dense import Dense
+from tangograd.glm.numerics.jit import Compiled
 
 
-class Block(NamedTuple):
+class _BlockFields(NamedTuple):
+    X: DesignMatrix
+    y: Array
+    weights: Array
+    offset: Array
+    first_row: int = 0
+
+
+class Block(Compiled, _BlockFields):
     """Some rows.
 
     Attributes:
@@ -22,12 +31,6 @@ class Block(NamedTuple):
         offset: added to η, shape (n,).
         first_row: number of the first row in the whole table, by which rows are hashed.
     """
-
-    X: DesignMatrix
-    y: Array
-    weights: Array
-    offset: Array
-    first_row: int = 0
 
     def __len__(self) -> int:
         return len(self.y)

@@ -80,7 +80,7 @@ class Entries(NamedTuple):
         S: sums of Fisher diagonals that lack Σ f m².
         m: what the columns are centred at; 0 in columns of numbers.
         Cm: C m, shape (outputs, width).
-        mm_C: Σ m² C of each output.
+        m_square: Σ m² C of each output.
         owed: of each output, r and ρ, the multiples of C m that u and φ lack, and m·u and m·φ.
         fisher: Σ f of each output.
         factors: s and b.
@@ -92,7 +92,7 @@ class Entries(NamedTuple):
     S: Array
     m: Array
     Cm: Array
-    mm_C: Array
+    m_square: Array
     owed: Array
     fisher: Array
     factors: Array
@@ -167,16 +167,16 @@ def begin_entries(path: PathArrays, numbers: Columns) -> Entries:
     m = path.center.copy()
     for column in numbers:
         m[column] = 0.0
-    Cm, mm_C, owed = np.empty((outputs, width)), np.zeros(outputs), np.zeros((outputs, 4))
+    Cm, m_square, owed = np.empty((outputs, width)), np.zeros(outputs), np.zeros((outputs, 4))
     for i in range(outputs):
         for j in range(width):
             Cm[i, j] = path.C[i, j] * m[j]
-            mm_C[i] += Cm[i, j] * m[j]
+            m_square[i] += Cm[i, j] * m[j]
             owed[i, 2] += m[j] * path.v[i, j]
             owed[i, 3] += m[j] * path.theta[i, j]
     factors = np.array([1.0, 0.0])
     return Entries(
-        path.theta, path.v, path.C, path.S, m, Cm, mm_C, owed, np.zeros(outputs), factors
+        path.theta, path.v, path.C, path.S, m, Cm, m_square, owed, np.zeros(outputs), factors
     )
 
 
@@ -196,11 +196,11 @@ def predict_entries(
     """
     x_u, x_phi, x_Cm, x_Cx = sums
     r, rho, m_u, m_phi = part.owed[i]
-    along_u = x_u - r * x_Cm - (m_u - r * part.mm_C[i])
-    along_phi = x_phi - rho * x_Cm - (m_phi - rho * part.mm_C[i])
+    along_u = x_u - r * x_Cm - (m_u - r * part.m_square[i])
+    along_phi = x_phi - rho * x_Cm - (m_phi - rho * part.m_square[i])
     eta[i] += along_phi - part.factors[1] * along_u
     t[i] += part.factors[0] * along_u
-    q[i] += max(0.0, x_Cx - 2 * x_Cm + part.mm_C[i])
+    q[i] += max(0.0, x_Cx - 2 * x_Cm + part.m_square[i])
 
 
 @compiled
