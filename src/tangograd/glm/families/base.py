@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import links
 from tangograd.glm.numerics.jit import Compiled, compiled, compiled_constants, compiled_method
 
 Array = NDArray[np.float64]
@@ -86,7 +85,7 @@ class Derivatives(NamedTuple):
     observed: Array
 
 
-class Family(Compiled, sources=(links,)):
+class Family(Compiled):
     """A distribution of y around its mean μ, with a link ``η = g(μ)``.
 
     A concrete family derives from this and from a named tuple of its parameters, and sets the class
@@ -155,7 +154,7 @@ class Family(Compiled, sources=(links,)):
         """Return the mean μ of y: the inverse link."""
         raise NotImplementedError
 
-    @compiled_method
+    @compiled_method(_nrt=True)  # numba's generators allocate
     def sample(self, eta: Array, dispersion: float, rng: np.random.Generator) -> float:
         """Draw a target from the model; η has shape (outputs,)."""
         raise NotImplementedError

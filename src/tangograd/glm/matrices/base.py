@@ -15,7 +15,6 @@ from typing import Any, Protocol, Self, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.matrices import row_steps
 from tangograd.glm.matrices.row_steps import PathArrays
 from tangograd.glm.numerics.jit import REORDERED, Compiled, compiled_method
 
@@ -34,7 +33,7 @@ class GramAccumulator(Protocol):
         """Return the sum, shape (width + 1, width + 1), the intercept last."""
 
 
-class DesignMatrix(Compiled, sources=(row_steps,)):
+class DesignMatrix(Compiled):
     """Rows of features. Instances are immutable, and so are their arrays while they are used."""
 
     @property

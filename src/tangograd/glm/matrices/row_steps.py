@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.numerics.gram import padded
-from tangograd.glm.numerics.jit import REORDERED, Compiled, compiled
+from tangograd.glm.numerics.jit import REORDERED, Compiled, helper
 
 Array = NDArray[np.float64]
 Columns = NDArray[np.int64]
@@ -98,7 +98,7 @@ class Entries(NamedTuple):
     factors: Array
 
 
-@compiled
+@helper
 def begin_numbers(path: PathArrays, places: Columns) -> Numbers:
     """Return copies of the coefficients of some columns, and of the intercept."""
     count, outputs = len(places) + 1, len(path.theta)
@@ -120,7 +120,7 @@ def begin_numbers(path: PathArrays, places: Columns) -> Numbers:
     return Numbers(own, m, x, theta, v, C, S)
 
 
-@compiled
+@helper
 def flush_numbers(path: PathArrays, part: Numbers) -> None:
     """Write θ, v and S back."""
     for i in range(len(part.theta)):
@@ -130,7 +130,7 @@ def flush_numbers(path: PathArrays, part: Numbers) -> None:
             path.S[i, place] = part.S[i, j]
 
 
-@compiled(fastmath=REORDERED)
+@helper(fastmath=REORDERED)
 def predict_numbers(values: Array, n: int, part: Numbers, eta: Array, t: Array, q: Array) -> None:
     """Write z·θ, z·v and zᵀCz of row n of the values, for each output."""
     x = part.x
@@ -146,7 +146,7 @@ def predict_numbers(values: Array, n: int, part: Numbers, eta: Array, t: Array, 
         eta[i], t[i], q[i] = along_theta, along_v, square
 
 
-@compiled(fastmath=REORDERED)
+@helper(fastmath=REORDERED)
 def update_numbers(part: Numbers, keep: float, dt: float, a: Array, f: Array) -> None:
     """Update v, θ and S by the row in work."""
     x = part.x
@@ -160,7 +160,7 @@ def update_numbers(part: Numbers, keep: float, dt: float, a: Array, f: Array) ->
             S[j] += f_i * x[j] * x[j]
 
 
-@compiled
+@helper
 def begin_entries(path: PathArrays, numbers: Columns) -> Entries:
     """Return the state of columns with entries: all but those of numbers."""
     outputs, width = path.theta.shape[0], path.theta.shape[1] - 1
@@ -180,7 +180,7 @@ def begin_entries(path: PathArrays, numbers: Columns) -> Entries:
     )
 
 
-@compiled
+@helper
 def predict_entries(
     part: Entries, i: int, sums: tuple[float, float, float, float], eta: Array, t: Array, q: Array
 ) -> None:
@@ -203,7 +203,7 @@ def predict_entries(
     q[i] += max(0.0, x_Cx - 2 * x_Cm + part.m_square[i])
 
 
-@compiled
+@helper
 def owe_center(part: Entries, i: int, gain: float, x_Cm: float, f: float) -> None:
     """Note what a row's update of an output leaves out: multiples of C m, and f m².
 
@@ -222,7 +222,7 @@ def owe_center(part: Entries, i: int, gain: float, x_Cm: float, f: float) -> Non
     part.owed[i, 3] += late * x_Cm
 
 
-@compiled
+@helper
 def flush_entries(path: PathArrays, part: Entries, numbers: Numbers) -> None:
     """Make θ, v and S of columns with entries whole, and write those of the numbers back."""
     outputs, width = path.theta.shape[0], path.theta.shape[1] - 1

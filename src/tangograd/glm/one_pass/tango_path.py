@@ -1,8 +1,8 @@
 """TANGO's recursion over the rows of a generalised linear model, at O(d) a row.
 
-A row ``z = [x - m, 1]`` has linear predictors ``η_i = z·θ_i``, one for each output i (one in all but
-multinomial models). With s the score of its loss and F̂ its Fisher information there (expected, or
-the outer product of a pseudo-sample's score), Definition 1 of the paper with a diagonal C reads,
+A row ``z = [x - m, 1]`` has linear predictors ``η_i = z·θ_i``, one for each output i (one in all
+but multinomial models). With s the score of its loss and F̂ its Fisher information there (expected,
+or the outer product of a pseudo-sample's score), Definition 1 of the paper with a diagonal C reads,
 ``t = (1-δt_{k-1}) z·v`` being the tangent,
 
     v_k = (1-δt_{k-1}) v_{k-1} + γ_k C (s - F̂ t) z,        θ_k = θ_{k-1} - δt_k v_k.
@@ -25,14 +25,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
 from tangograd.glm.matrices import Block, PathArrays
-from tangograd.glm.numerics.jit import Compiled, compiled
+from tangograd.glm.numerics.jit import Compiled, compiled, helper, like
 
 Array = NDArray[np.float64]
 
@@ -103,7 +103,7 @@ class TangoOptions(Compiled, _OptionFields):
     """
 
 
-@compiled
+@helper
 def sample_fisher(
     family: Family,
     eta: Array,
@@ -120,43 +120,82 @@ def sample_fisher(
             F_hat[i, j] = s[i] * s[j] / dispersion
 
 
-@compiled
+@helper
 def limited_rate(gamma: float, q: float, move: float) -> tuple[float, float]:
     """Return γ of a row, and before the limit on the move of η, which is γ ``move``."""
     stable = 1 / q if gamma * q > 1 else gamma
     return (LARGEST_MOVE / move if stable * move > LARGEST_MOVE else stable), stable
 
 
-@compiled
-def update_preconditioner(path: PathArrays, k: float, weight: float, options: TangoOptions) -> None:
-    """Set C to the inverse of the mean Fisher diagonal; to 0 where there is no information."""
+@helper
+def with_schedule(
+    state: TangoState, gamma: float, renewal: float, penalty_row: float, penalty_rows: float
+) -> TangoState:
+    """Return the state with another γ and other rows at which something is due."""
+    values = (
+        state.k,
+        state.dt,
+        gamma,
+        state.constant,
+        renewal,
+        penalty_row,
+        penalty_rows,
+        state.q,
+        state.q_squared,
+        state.noise,
+        state.weight,
+        state.loss,
+        state.pearson,
+        state.limited,
+        state.mistakes,
+    )
+    return like(state, values)
+
+
+@helper
+def penalty_stride(gamma: float) -> float:
+    """Return for how many rows the penalty is applied at once."""
+    return float(max(1.0, math.floor(STRIDE / gamma)))
+
+
+@helper
+def renewed(path: PathArrays, state: TangoState, options: TangoOptions) -> TangoState:
+    """Set C to the inverse of the mean Fisher diagonal and γ to c/√(A k); return the state.
+
+    C is 0 where there is no information, and γ stays as it is while nothing has been learned.
+    """
+    k = state.k
     outputs, size = path.S.shape
     for i in range(outputs):
         for j in range(size):
             curvature = path.S[i, j] / k
             if j < size - 1:
-                curvature += options.alpha * weight / k
+                curvature += options.alpha * state.weight / k
             path.C[i, j] = 1 / curvature if path.S[i, j] > 0 else 0.0
         if not options.intercept:
             path.C[i, size - 1] = 0.0
+    gamma = state.gamma
+    if state.q > 0:
+        A = 0.5 * state.q_squared / state.q
+        gamma = min(STABLE / A, state.constant / math.sqrt(A * k))
+    row, rows = state.penalty_row, state.penalty_rows
+    if options.alpha > 0 and row == 0:
+        rows = penalty_stride(gamma)
+        row = k + rows
+    return with_schedule(state, gamma, float(math.ceil(k * GROWTH)), row, rows)
 
 
-@compiled
-def next_rate(gamma: float, constant: float, k: float, q: float, q_squared: float) -> float:
-    """Return ``γ = c/√(A k)``, or the present one while nothing has been learned."""
-    if q == 0:
-        return gamma
-    A = 0.5 * q_squared / q
-    return min(STABLE / A, constant / math.sqrt(A * k))
+@helper
+def penalised(
+    family: Family, path: PathArrays, state: TangoState, options: TangoOptions
+) -> TangoState:
+    """Add the penalty's gradient and its part of ``F v`` to v; return the state.
 
-
-@compiled
-def apply_penalty(family: Family, path: PathArrays, rate: float) -> None:
-    """Add to v the gradient of the penalty and its part of ``F v``, times C and a rate.
-
-    With several classes the penalty is that of the coefficients of all of them, centred.
+    They are those of the rows since the last time. With several classes the penalty is that of the
+    coefficients of all of them, centred.
     """
     outputs, size = path.theta.shape
+    rate = state.gamma * state.penalty_rows * options.alpha * state.weight / state.k
     for j in range(size - 1):
         mean = 0.0
         if family.centers_penalty:
@@ -165,64 +204,97 @@ def apply_penalty(family: Family, path: PathArrays, rate: float) -> None:
         for i in range(outputs):
             pull = path.theta[i, j] - path.v[i, j] - mean
             path.v[i, j] += rate * path.C[i, j] * pull
+    rows = penalty_stride(state.gamma)
+    return with_schedule(state, state.gamma, state.renewal, state.k + rows, rows)
 
 
-@compiled
-def run(
+class Scratch(NamedTuple):
+    """Arrays for the row in work, of shapes (outputs,) and (outputs, outputs).
+
+    Attributes:
+        eta: η.
+        t: the tangent t.
+        q: ``zᵀCz``.
+        s: score of the loss.
+        a: multiples of C z that v gains.
+        f: w times the diagonal of F.
+        F: Fisher information.
+        F_hat: F̂; F itself, unless it is sampled.
+        pseudo_score: score of a pseudo-sample.
+        unused: observed information.
+    """
+
+    eta: Array
+    t: Array
+    q: Array
+    s: Array
+    a: Array
+    f: Array
+    F: Array
+    F_hat: Array
+    pseudo_score: Array
+    unused: Array
+
+
+@helper
+def new_scratch(outputs: int, sampled: bool) -> Scratch:
+    """Return arrays for rows."""
+    one, two = np.empty((7, outputs)), np.empty((3, outputs, outputs))
+    F_hat = two[1] if sampled else two[0]
+    return Scratch(one[0], one[1], one[2], one[3], one[4], one[5], two[0], F_hat, one[6], two[2])
+
+
+# without reference counts, which cost more than the arithmetic: nothing is allocated here
+@helper(_nrt=False)
+def learn_rows(
     family: Family,
     block: Block,
-    path: PathArrays,
+    n: int,
+    work: Any,
+    scratch: Scratch,
     state: TangoState,
     options: TangoOptions,
     rng: np.random.Generator,
     scores: Array,
     fishers: Array,
-) -> TangoState:
-    """Learn from a block of rows; return the state after them.
+) -> tuple[int, TangoState]:
+    """Learn from rows, from one on until C, γ or the penalty are due.
 
     Args:
         family: the family.
         block: the rows.
-        path: its arrays, which are updated.
+        n: the first row.
+        work: of the matrix, on θ, v, C and S.
+        scratch: for a row.
         state: before the rows.
         options: of the path.
         rng: draws pseudo-samples.
-        scores: gets w s of each row where it was learned from, shape (n, outputs), unless empty.
-        fishers: gets w F in the same way, shape (n, outputs, outputs), unless empty.
+        scores: gets w s of each row where it was learned from, unless empty.
+        fishers: gets w F in the same way, unless empty.
+
+    Returns:
+        the number of the next row, and the state before it.
     """
-    k, dt, gamma, constant, renewal, penalty_row, penalty_rows = (
-        state.k,
-        state.dt,
-        state.gamma,
-        state.constant,
-        state.renewal,
-        state.penalty_row,
-        state.penalty_rows,
-    )
+    eta, t, q, s, a, f, F, F_hat, pseudo_score, unused = scratch
+    k, dt, gamma, weight, loss = state.k, state.dt, state.gamma, state.weight, state.loss
     q_sum, q_squared, noise = state.q, state.q_squared, state.noise
-    weight, loss, pearson = state.weight, state.loss, state.pearson
-    limited, mistakes = state.limited, state.mistakes
-    X, outputs, keeping = block.X, len(path.theta), len(scores) > 0
-    eta, t, q = np.empty(outputs), np.empty(outputs), np.empty(outputs)
-    s, a, f = np.empty(outputs), np.empty(outputs), np.empty(outputs)
-    F, observed = np.empty((outputs, outputs)), np.empty((outputs, outputs))
-    pseudo_score, F_pseudo = np.empty(outputs), np.empty((outputs, outputs))
-    F_hat = F_pseudo if options.sampled else F
-    work = X.begin(path)
-    for n in range(len(block.y)):
+    pearson, limited, mistakes = state.pearson, state.limited, state.mistakes
+    due = min(state.renewal, state.penalty_row) if options.alpha > 0 else state.renewal
+    outputs, keeping = len(eta), len(scores) > 0
+    while n < len(block.y):
         w = block.weights[n]
         k += 1
         keep, dt = 1 - dt, 1 / k
-        X.predict_row(n, work, eta, t, q)
+        block.X.predict_row(n, work, eta, t, q)
         for i in range(outputs):
             eta[i] += block.offset[n]
             t[i] *= keep
-        row_loss = family.derivatives(eta, block.y[n], s, F, observed)
+        row_loss = family.derivatives(eta, block.y[n], s, F, unused)
         if options.sampled:
             dispersion = 1.0
             if family.estimates_dispersion and pearson > 0:
                 dispersion = pearson / weight
-            sample_fisher(family, eta, dispersion, rng, pseudo_score, F_hat, observed)
+            sample_fisher(family, eta, dispersion, rng, pseudo_score, F_hat, unused)
         trace, square, move = 0.0, 0.0, 0.0
         for i in range(outputs):
             a[i] = s[i]
@@ -236,7 +308,7 @@ def run(
         row_gamma, stable = limited_rate(gamma, trace, 0.0 if family.quadratic else move)
         for i in range(outputs):
             a[i] *= row_gamma
-        X.update_row(n, work, keep, dt, a, f)
+        block.X.update_row(n, work, keep, dt, a, f)
         q_sum += trace
         q_squared += square * (stable / gamma)
         noise += row_gamma * square
@@ -252,28 +324,17 @@ def run(
                 scores[n, i] = w * s[i]
                 for j in range(outputs):
                     fishers[n, i, j] = w * F[i, j]
-        penalised = options.alpha > 0 and k >= penalty_row
-        if penalised or k >= renewal:
-            X.flush(path, work)
-            if penalised:
-                rate = gamma * penalty_rows * options.alpha * weight / k
-                apply_penalty(family, path, rate)
-                penalty_rows = max(1.0, math.floor(STRIDE / gamma))
-                penalty_row = k + penalty_rows
-            if k >= renewal:
-                update_preconditioner(path, k, weight, options)
-                gamma = next_rate(gamma, constant, k, q_sum, q_squared)
-                renewal = math.ceil(k * GROWTH)
-            work = X.begin(path)
-    X.flush(path, work)
-    return TangoState(
+        n += 1
+        if k >= due:
+            break
+    values = (
         k,
         dt,
         gamma,
-        constant,
-        renewal,
-        penalty_row,
-        penalty_rows,
+        state.constant,
+        state.renewal,
+        state.penalty_row,
+        state.penalty_rows,
         q_sum,
         q_squared,
         noise,
@@ -283,6 +344,32 @@ def run(
         limited,
         mistakes,
     )
+    return n, like(state, values)
+
+
+@compiled
+def run(
+    family: Family,
+    block: Block,
+    path: PathArrays,
+    state: TangoState,
+    options: TangoOptions,
+    rng: np.random.Generator,
+    scores: Array,
+    fishers: Array,
+) -> TangoState:
+    """Learn from a block of rows; return the state after them. Arguments as ``learn_rows``."""
+    scratch = new_scratch(len(path.theta), options.sampled)
+    n = 0
+    while n < len(block.y):
+        work = block.X.begin(path)
+        n, state = learn_rows(family, block, n, work, scratch, state, options, rng, scores, fishers)
+        block.X.flush(path, work)
+        if options.alpha > 0 and state.k >= state.penalty_row:
+            state = penalised(family, path, state, options)
+        if state.k >= state.renewal:
+            state = renewed(path, state, options)
+    return state
 
 
 @dataclass
@@ -329,14 +416,7 @@ class TangoPath:
             np.array(theta), np.zeros_like(theta), np.zeros_like(theta), np.array(fisher), center
         )
         state = TangoState(**{name: float(value) for name, value in statistics.items()})
-        update_preconditioner(arrays, state.k, state.weight, options)
-        gamma = next_rate(0.0, state.constant, state.k, state.q, state.q_squared)
-        state = state._replace(
-            dt=1 / state.k, gamma=float(gamma), renewal=float(math.ceil(state.k * GROWTH))
-        )
-        if options.alpha > 0:
-            rows = max(1.0, float(math.floor(STRIDE / gamma)))
-            state = state._replace(penalty_rows=rows, penalty_row=state.k + rows)
+        state = renewed(arrays, state._replace(dt=1 / state.k), options)
         return cls(family, arrays, state, options, rng)
 
     def learn(self, block: Block, keep: bool = True) -> tuple[Array, Array]:
