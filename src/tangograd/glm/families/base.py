@@ -21,7 +21,6 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import links
 from tangograd.glm.numerics.jit import Compiled, compiled, compiled_constants, compiled_method
 
 Array = NDArray[np.float64]
@@ -86,7 +85,7 @@ class Derivatives(NamedTuple):
     observed: Array
 
 
-class Family(Compiled, sources=(links,)):
+class Family(Compiled):
     """A distribution of y around its mean μ, with a link ``η = g(μ)``.
 
     A concrete family derives from this and from a named tuple of its parameters, and sets the class
@@ -100,6 +99,8 @@ class Family(Compiled, sources=(links,)):
         canonical: observed and Fisher information are the same.
         estimates_dispersion: φ is unknown; it is 1 otherwise.
         classes: the target says to which class a row belongs.
+        quadratic: the loss is a quadratic function of η.
+        centers_penalty: coefficients of all classes are penalised as they are when centred.
         outputs: linear predictors of a row.
     """
 
@@ -109,6 +110,8 @@ class Family(Compiled, sources=(links,)):
     canonical: ClassVar[bool] = False
     estimates_dispersion: ClassVar[bool] = False
     classes: ClassVar[bool] = False
+    quadratic: ClassVar[bool] = False
+    centers_penalty: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -151,7 +154,7 @@ class Family(Compiled, sources=(links,)):
         """Return the mean μ of y: the inverse link."""
         raise NotImplementedError
 
-    @compiled_method
+    @compiled_method(_nrt=True)  # numba's generators allocate
     def sample(self, eta: Array, dispersion: float, rng: np.random.Generator) -> float:
         """Draw a target from the model; η has shape (outputs,)."""
         raise NotImplementedError
@@ -226,7 +229,7 @@ class Family(Compiled, sources=(links,)):
         return weight * float(evaluate(self, self.linear_predictor(at), at).loss[0])
 
 
-compiled_constants("canonical", "estimates_dispersion")
+compiled_constants("estimates_dispersion", "classes", "quadratic", "centers_penalty")
 
 
 @compiled

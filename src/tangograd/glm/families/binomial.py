@@ -10,7 +10,7 @@ from scipy.special import logit, ndtri, xlogy
 
 from tangograd.glm.families.base import SHARES, Array, Family
 from tangograd.glm.families.links import LARGEST, inside_unit_interval
-from tangograd.glm.numerics.jit import compiled
+from tangograd.glm.numerics.jit import helper
 
 #: |η| up to which a loss is expanded on the side that its target contradicts
 CONTRADICTED = 8.0
@@ -70,13 +70,13 @@ class Logit(Binomial, NamedTuple("LogitParameters", [])):
         return np.asarray(logit(inside_unit_interval(mean)))
 
 
-@compiled
+@helper
 def _mills(z: float) -> float:
     """Return φ(z)/Φ(z), the normal density over its distribution function."""
     return _SQRT_TWO_OVER_PI * math.exp(-0.5 * z * z) / math.erfc(-z * _SQRT_HALF)
 
 
-@compiled
+@helper
 def _log_normal(z: float) -> float:
     """Return log Φ(z)."""
     return math.log(0.5 * math.erfc(-z * _SQRT_HALF))

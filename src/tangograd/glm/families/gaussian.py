@@ -14,7 +14,7 @@ class Gaussian(Family, NamedTuple("GaussianParameters", [])):
     """Normal distribution around η; φ is its variance."""
 
     name, link, support = "gaussian", "identity", REAL_NUMBERS
-    canonical, estimates_dispersion = True, True
+    canonical, quadratic, estimates_dispersion = True, True, True
 
     def point(self, eta: float, y: float) -> tuple[float, float, float, float]:
         residual = eta - y

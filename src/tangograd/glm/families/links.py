@@ -7,7 +7,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.numerics.jit import compiled
+from tangograd.glm.numerics.jit import helper
 
 Array = NDArray[np.float64]
 
@@ -17,13 +17,13 @@ LARGEST = 50.0
 EDGE = 1e-10
 
 
-@compiled
+@helper
 def bounded(eta: float) -> float:
     """Return η, limited to ±LARGEST."""
     return min(max(eta, -LARGEST), LARGEST)
 
 
-@compiled
+@helper
 def bounded_exp(eta: float) -> float:
     """Return exp(η) with η limited to ±LARGEST."""
     return math.exp(min(max(eta, -LARGEST), LARGEST))

@@ -22,7 +22,7 @@ class Multinomial(Family, NamedTuple("MultinomialParameters", [("count", int)]))
     """
 
     name, link, support = "multinomial", "logit", CLASS_NUMBERS
-    canonical, classes = True, True
+    canonical, classes, centers_penalty = True, True, True
 
     def __new__(cls, count: int = 3) -> Self:
         if count < 2:

@@ -10,7 +10,7 @@ from scipy.special import gammaln, xlogy
 
 from tangograd.glm.families.base import NON_NEGATIVE, Array, Family
 from tangograd.glm.families.links import bounded_exp, log_link
-from tangograd.glm.numerics.jit import compiled
+from tangograd.glm.numerics.jit import helper
 
 #: log μ - log y up to which a loss is expanded; 3 would bias models of zero-inflated counts
 CONTRADICTED = 5.0
@@ -18,7 +18,7 @@ CONTRADICTED = 5.0
 LARGEST_COUNT = 1e15
 
 
-@compiled
+@helper
 def draw_count(mu: float, rng: np.random.Generator) -> float:
     """Draw a Poisson count; from a normal distribution where it is too large."""
     if mu > LARGEST_COUNT:

@@ -8,8 +8,8 @@ its cache.
 
 numba looks at the source file of the function that it has cached, not at those of the functions
 that this one calls. Hence the type of a :class:`Compiled` class contains a digest of its sources:
-the class's own file, those of its bases, and the modules of this package. An edit of a family
-invalidates what was compiled for that family and nothing else.
+the files of the class and its bases, of the functions that they import from their own package, and
+of this package. An edit of a family invalidates what was compiled for that family and nothing else.
 """
 
 from __future__ import annotations
@@ -20,15 +20,17 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any, ClassVar, TypeVar, cast, overload
 
 import numba
 from numba import types
 from numba.core.datamodel import models
 from numba.extending import (
+    intrinsic,
     overload_attribute,
     overload_method,
+    register_jitable,
     register_model,
     typeof_impl,
 )
@@ -76,6 +78,24 @@ def _warn_uncached() -> None:
         RuntimeWarning,
         stacklevel=3,
     )
+
+
+@overload
+def helper(function: Function) -> Function: ...
+@overload
+def helper(**flags: Any) -> Callable[[Function], Function]: ...
+def helper(function: Any = None, **flags: Any) -> Any:
+    """Let compiled functions call a function, which stays one of Python otherwise.
+
+    It has no cache of its own, and may take named tuples that are made in compiled code.
+
+    Args:
+        function: the function; without it, a decorator is returned.
+        **flags: as those of ``compiled``.
+    """
+    if function is None:
+        return functools.partial(helper, **flags)
+    return register_jitable(**{**FLAGS, "forceinline": True, **flags})(function)
 
 
 class CompiledType(types.NamedTuple):
@@ -136,21 +156,18 @@ class Compiled:
     Derive a class from this (first) and from a named tuple of its fields. Fields must be floats,
     integers or arrays, always of the same type.
 
-    Args:
-        sources: of the class statement: modules with functions that the methods call.
-
     Attributes:
-        source_digest: a hash of the source files of the class, of its bases and of ``sources``.
+        source_digest: a hash of the source files.
     """
 
     source_digest: ClassVar[str] = ""
     _source_files: ClassVar[frozenset[str]] = frozenset()
 
-    def __init_subclass__(cls, sources: Sequence[ModuleType] = (), **options: Any) -> None:
+    def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        files = {getattr(sys.modules.get(cls.__module__), "__file__", None)}
-        files |= {module.__file__ for module in sources}
-        cls._source_files = cls._source_files.union(file for file in files if file)
+        files = set().union(*(getattr(base, "_source_files", ()) for base in cls.__bases__))
+        _add_sources(cls.__module__, files)
+        cls._source_files = frozenset(files)
         digest = hashlib.sha256(b"\0".join(_SOURCES))
         for file in sorted(cls._source_files):
             digest.update(_read(file))
@@ -170,6 +187,25 @@ class Compiled:
         return True  # also without fields
 
 
+def _add_sources(name: str, files: set[str]) -> None:
+    """Add the file of a module, and those of functions that it imports from its own package."""
+    module = sys.modules.get(name)
+    file = getattr(module, "__file__", None)
+    if file is None or file in files:
+        return
+    files.add(file)
+    package = name.partition(".")[0]
+    for value in list(vars(module).values()):
+        if isinstance(value, ModuleType):
+            used = value.__name__
+        elif isinstance(value, FunctionType) or hasattr(value, "py_func"):
+            used = str(value.__module__)
+        else:
+            continue
+        if used.partition(".")[0] == package and used != package:
+            _add_sources(used, files)
+
+
 @functools.cache
 def _read(file: str) -> bytes:
     """Return a source file, or its loader's code where there is no file."""
@@ -181,22 +217,40 @@ def _read(file: str) -> bytes:
 
 def _type_of(value: Any, context: Any) -> CompiledType:
     """Return the numba type of an instance."""
-    return CompiledType([typeof_impl(field, context) for field in value], type(value))
+    return CompiledType([_field_type(field, context) for field in value], type(value))
 
 
-def compiled_method(function: Function) -> Function:
+def _field_type(field: Any, context: Any) -> Any:
+    """Return the type of a field: one for arrays that can be written and for those that cannot."""
+    kind = typeof_impl(field, context)
+    return kind.copy(readonly=False) if isinstance(kind, types.Array) else kind
+
+
+@overload
+def compiled_method(function: Function) -> Function: ...
+@overload
+def compiled_method(**flags: Any) -> Callable[[Function], Function]: ...
+def compiled_method(function: Any = None, **flags: Any) -> Any:
     """Let compiled functions call a method of a :class:`Compiled` class, and of its subclasses.
 
     Methods that override it need no mark. What they call must be compiled as well, or be other
-    such methods.
+    such methods. Arrays in the fields of a class may be read-only, and are not written.
+
+    Args:
+        function: the method of the base class; without it, a decorator is returned.
+        **flags: of numba, for it and all that override it; by default those in ``FLAGS``.
     """
+    if function is None:
+        return functools.partial(compiled_method, **flags)
     name = function.__name__
 
     @functools.wraps(function)
     def method(self: Any, *_: Any) -> Any:
         return getattr(self.instance_class, name)
 
-    cast(Any, overload_method)(CompiledType, name, jit_options=FLAGS, strict=False)(method)
+    cast(Any, overload_method)(CompiledType, name, jit_options={**FLAGS, "forceinline": True, **flags}, strict=False)(
+        method
+    )
     return function
 
 
@@ -209,3 +263,37 @@ def compiled_constants(*names: str) -> None:
             return lambda self: value  # noqa: ARG005
 
         cast(Any, overload_attribute)(CompiledType, name, strict=False)(constant)
+
+
+Instance = TypeVar("Instance", bound=Compiled)
+
+
+def like(instance: Instance, values: tuple[Any, ...]) -> Instance:
+    """Return values as an instance of the class of another; also in compiled functions."""
+    return type(instance)(*values)
+
+
+def _cast_like(typing: Any, instance: Any, values: Any) -> Any:
+    """Do the same, casting the values to the types of the other's fields."""
+    del typing
+
+    def make(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        kind, (_, given) = signature.return_type, signature.args
+        fields = [
+            context.cast(builder, builder.extract_value(arguments[1], i), given[i], kind[i])
+            for i in range(len(kind))
+        ]
+        return context.make_tuple(builder, kind, fields)
+
+    return instance(instance, values), make
+
+
+cast_like: Any = intrinsic(_cast_like)
+
+
+def _like(instance: Any, values: Any) -> Any:
+    del instance, values
+    return lambda instance, values: cast_like(instance, values)
+
+
+cast(Any, numba.extending.overload)(like, strict=False)(_like)

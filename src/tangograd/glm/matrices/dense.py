@@ -1,0 +1,151 @@
+"""Dense matrices of numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.matrices.base import Array, DesignMatrix
+from tangograd.glm.matrices.row_steps import (
+    Numbers,
+    PathArrays,
+    begin_numbers,
+    flush_numbers,
+    predict_numbers,
+    update_numbers,
+)
+from tangograd.glm.numerics.gram import STRIP, add_gram, padded, symmetric, zeros
+from tangograd.glm.numerics.jit import compiled
+
+
+class _DenseFields(NamedTuple):
+    values: NDArray[Any]
+
+
+class Dense(DesignMatrix, _DenseFields):
+    """A dense matrix.
+
+    Attributes:
+        values: C-contiguous, float64 or float32, shape (n, width).
+    """
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        n, width = self.values.shape
+        return n, width
+
+    @property
+    def row_bytes(self) -> int:
+        return 8 * int(self.values.shape[1])
+
+    def take(self, rows: slice | NDArray[np.int64]) -> Self:
+        return type(self)(self.values[rows])
+
+    def widened(self, width: int) -> Self:
+        missing = width - self.values.shape[1]
+        return type(self)(np.pad(self.values, ((0, 0), (0, missing)))) if missing else self
+
+    @classmethod
+    def concatenated(cls, parts: Sequence[Self]) -> Self:
+        return cls(np.concatenate([part.values for part in parts]))
+
+    def toarray(self) -> Array:
+        return np.asarray(self.values, dtype=np.float64)
+
+    def columns(self, which: Sequence[int]) -> Array:
+        return np.asarray(self.values[:, which], dtype=np.float64)
+
+    def extremes(self) -> tuple[Array, Array]:
+        return self.values.min(axis=0), self.values.max(axis=0)
+
+    def first_not_finite(self) -> tuple[int, int, float] | None:
+        with np.errstate(invalid="ignore", over="ignore"):  # the sum is a quick first look
+            if np.isfinite(self.values.sum()) or np.isfinite(self.values).all():
+                return None
+        row, column = (int(place[0]) for place in np.nonzero(~np.isfinite(self.values)))
+        return row, column, float(self.values[row, column])
+
+    def dot(self, coef: Array) -> Array:
+        return np.asarray(self.values @ coef[: self.values.shape[1]], dtype=np.float64)
+
+    def transpose_dot(self, a: Array) -> Array:
+        return np.asarray(self.values.T @ a, dtype=np.float64)
+
+    def weighted_powers(self, weights: Array, center: Array, power: int) -> Array:
+        width = self.values.shape[1]
+        result: Array = np.abs(center) ** power * weights.sum()
+        x = np.subtract(self.values, center[:width], dtype=np.float64)
+        result[:width] = weights @ absolute_power(x, power)
+        return result
+
+    def squared_norms(self, metric: Array, center: Array) -> Array:
+        width = self.values.shape[1]
+        x = np.subtract(self.values, center[:width], dtype=np.float64)
+        return np.asarray(x**2 @ metric[:width] + metric[width:] @ center[width:] ** 2)
+
+    def new_gram(self, center: Array, intercept: bool) -> DenseGram:
+        return DenseGram(center, intercept)
+
+    def begin(self, path: PathArrays) -> Numbers:
+        return begin_numbers(path, np.arange(path.theta.shape[1] - 1))
+
+    def predict_row(self, n: int, work: Any, eta: Array, t: Array, q: Array) -> None:
+        predict_numbers(self.values, n, work, eta, t, q)
+
+    def update_row(self, n: int, work: Any, keep: float, dt: float, a: Array, f: Array) -> None:
+        update_numbers(work, keep, dt, a, f)
+
+    def flush(self, path: PathArrays, work: Any) -> None:
+        flush_numbers(path, work)
+
+
+def absolute_power(x: Array, power: int) -> Array:
+    """Return ``|x|^power``, for 1 and even powers by products alone."""
+    if power == 1:
+        return np.abs(x)
+    return x * x if power == 2 else (x * x) ** (power // 2)
+
+
+@compiled
+def center_rows(values: Array, start: int, center: Array, last: float, z: Array) -> None:
+    """Write ``[x - m, last]`` of as many rows as z has, from a row on; padding stays as it is."""
+    width = values.shape[1]
+    for n in range(len(z)):
+        for j in range(width):
+            z[n, j] = values[start + n, j] - center[j]
+        for j in range(width, len(center)):
+            z[n, j] = -center[j]
+        z[n, len(center)] = last
+
+
+@compiled
+def add_dense(values: Array, weights: Array, center: Array, last: float, total: Array) -> None:
+    """Add ``Σ a z zᵀ`` of rows, on and above the diagonal; strips of them stay in the cache."""
+    z = zeros(STRIP, total.shape[1])
+    for start in range(0, len(values), STRIP):
+        own = z[: min(STRIP, len(values) - start)]
+        center_rows(values, start, center, last, own)
+        add_gram(weights[start : start + len(own)], own, total)
+
+
+class DenseGram:
+    """Sum of dense rows: ``Σ a z zᵀ`` itself, on and above the diagonal.
+
+    Args:
+        center: m.
+        intercept: whether z ends in 1.
+    """
+
+    def __init__(self, center: Array, intercept: bool) -> None:
+        self.center, self.last = center, float(intercept)
+        self._size = len(center) + 1
+        self._total = zeros(padded(self._size), padded(self._size))
+
+    def add(self, X: Dense, weights: Array) -> None:
+        add_dense(X.values, weights, self.center, self.last, self._total)
+
+    def matrix(self) -> Array:
+        return symmetric(self._total, self._size)

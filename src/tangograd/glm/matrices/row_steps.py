@@ -1,0 +1,241 @@
+"""Compiled arithmetic of one row of TANGO's recursion, for the parts that rows are made of.
+
+A row ``z = [x - m, 1]`` has *numbers*, of which all are used (the intercept's 1 is one of them),
+and *entries*: a few of many columns, whose others are 0. The recursion is
+
+    v_k = keep v_{k-1} + a C z,        θ_k = θ_{k-1} - δt_k v_k,        S_k = S_{k-1} + f z².
+
+It changes every coefficient, but those of columns where x = 0 only by factors that all of them
+share. With ``v = s u`` and ``θ = φ - b u``, the scalars s and b take these factors, and a row
+touches only the u and φ of its entries. Centring subtracts multiples of C m from all u and φ; these
+multiples are kept apart as well.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from tangograd.glm.numerics.gram import padded
+from tangograd.glm.numerics.jit import REORDERED, Compiled, helper
+
+Array = NDArray[np.float64]
+Columns = NDArray[np.int64]
+
+#: of the square of a column's mean: smaller variances are rounding
+CANCELLED = 1e-12
+
+
+class _PathFields(NamedTuple):
+    theta: Array
+    v: Array
+    C: Array
+    S: Array
+    center: Array
+
+
+class PathArrays(Compiled, _PathFields):
+    """Arrays of a path, of shape (outputs, width + 1) with the intercept last.
+
+    Attributes:
+        theta: θ, the coefficients of z.
+        v: the velocity.
+        C: the diagonal of C; 0 keeps a coefficient where it is.
+        S: Σ of the diagonals of the rows' Fisher matrices.
+        center: m, shape (width,).
+    """
+
+
+class Numbers(NamedTuple):
+    """Columns that are used in every row, together in memory; padded by zeros.
+
+    Attributes:
+        places: their columns, the intercept's last.
+        m: what they are centred at.
+        x: of the row in work, centred, and the intercept's 1.
+        theta: their θ, shape (outputs, padded).
+        v: their velocity.
+        C: their diagonal of C.
+        S: their sums of Fisher diagonals.
+    """
+
+    places: Columns
+    m: Array
+    x: Array
+    theta: Array
+    v: Array
+    C: Array
+    S: Array
+
+
+class Entries(NamedTuple):
+    """Columns of which a row has few.
+
+    Attributes:
+        theta: φ of these columns, in the path's array.
+        v: u, in the same way.
+        C: the diagonal of C.
+        S: sums of Fisher diagonals that lack Σ f m².
+        m: what the columns are centred at; 0 in columns of numbers.
+        Cm: C m, shape (outputs, width).
+        m_square: Σ m² C of each output.
+        owed: of each output, r and ρ, the multiples of C m that u and φ lack, and m·u and m·φ.
+        fisher: Σ f of each output.
+        factors: s and b.
+    """
+
+    theta: Array
+    v: Array
+    C: Array
+    S: Array
+    m: Array
+    Cm: Array
+    m_square: Array
+    owed: Array
+    fisher: Array
+    factors: Array
+
+
+@helper
+def begin_numbers(path: PathArrays, places: Columns) -> Numbers:
+    """Return copies of the coefficients of some columns, and of the intercept."""
+    count, outputs = len(places) + 1, len(path.theta)
+    own = np.empty(count, np.int64)
+    own[: count - 1] = places
+    own[count - 1] = path.theta.shape[1] - 1
+    size = padded(count)
+    m, x = np.zeros(size), np.zeros(size)
+    theta, v = np.zeros((outputs, size)), np.zeros((outputs, size))
+    C, S = np.zeros((outputs, size)), np.zeros((outputs, size))
+    for j in range(count - 1):
+        m[j] = path.center[own[j]]
+        x[j] = -m[j]  # also of columns that this matrix does not have
+    x[count - 1] = 1.0
+    for i in range(outputs):
+        for j in range(count):
+            theta[i, j], v[i, j] = path.theta[i, own[j]], path.v[i, own[j]]
+            C[i, j], S[i, j] = path.C[i, own[j]], path.S[i, own[j]]
+    return Numbers(own, m, x, theta, v, C, S)
+
+
+@helper
+def flush_numbers(path: PathArrays, part: Numbers) -> None:
+    """Write θ, v and S back."""
+    for i in range(len(part.theta)):
+        for j in range(len(part.places)):
+            place = part.places[j]
+            path.theta[i, place], path.v[i, place] = part.theta[i, j], part.v[i, j]
+            path.S[i, place] = part.S[i, j]
+
+
+@helper(fastmath=REORDERED)
+def predict_numbers(values: Array, n: int, part: Numbers, eta: Array, t: Array, q: Array) -> None:
+    """Write z·θ, z·v and zᵀCz of row n of the values, for each output."""
+    x = part.x
+    for j in range(values.shape[1]):
+        x[j] = values[n, j] - part.m[j]
+    for i in range(len(eta)):
+        theta, v, C = part.theta[i], part.v[i], part.C[i]
+        along_theta, along_v, square = 0.0, 0.0, 0.0
+        for j in range(len(x)):
+            along_theta += x[j] * theta[j]
+            along_v += x[j] * v[j]
+            square += x[j] * x[j] * C[j]
+        eta[i], t[i], q[i] = along_theta, along_v, square
+
+
+@helper(fastmath=REORDERED)
+def update_numbers(part: Numbers, keep: float, dt: float, a: Array, f: Array) -> None:
+    """Update v, θ and S by the row in work."""
+    x = part.x
+    for i in range(len(a)):
+        theta, v, C, S = part.theta[i], part.v[i], part.C[i], part.S[i]
+        a_i, f_i = a[i], f[i]
+        for j in range(len(x)):
+            new = keep * v[j] + a_i * C[j] * x[j]
+            v[j] = new
+            theta[j] -= dt * new
+            S[j] += f_i * x[j] * x[j]
+
+
+@helper
+def begin_entries(path: PathArrays, numbers: Columns) -> Entries:
+    """Return the state of columns with entries: all but those of numbers."""
+    outputs, width = path.theta.shape[0], path.theta.shape[1] - 1
+    m = path.center.copy()
+    for column in numbers:
+        m[column] = 0.0
+    Cm, m_square, owed = np.empty((outputs, width)), np.zeros(outputs), np.zeros((outputs, 4))
+    for i in range(outputs):
+        for j in range(width):
+            Cm[i, j] = path.C[i, j] * m[j]
+            m_square[i] += Cm[i, j] * m[j]
+            owed[i, 2] += m[j] * path.v[i, j]
+            owed[i, 3] += m[j] * path.theta[i, j]
+    factors = np.array([1.0, 0.0])
+    return Entries(
+        path.theta, path.v, path.C, path.S, m, Cm, m_square, owed, np.zeros(outputs), factors
+    )
+
+
+@helper
+def predict_entries(
+    part: Entries, i: int, sums: tuple[float, float, float, float], eta: Array, t: Array, q: Array
+) -> None:
+    """Add what the entries of a row contribute to z·θ, z·v and zᵀCz of an output.
+
+    Args:
+        part: the columns.
+        i: the output.
+        sums: over the row's entries: Σ x u, Σ x φ, Σ x C m and Σ x² C.
+        eta: gets z·θ.
+        t: gets z·v.
+        q: gets zᵀCz.
+    """
+    x_u, x_phi, x_Cm, x_Cx = sums
+    r, rho, m_u, m_phi = part.owed[i]
+    along_u = x_u - r * x_Cm - (m_u - r * part.m_square[i])
+    along_phi = x_phi - rho * x_Cm - (m_phi - rho * part.m_square[i])
+    eta[i] += along_phi - part.factors[1] * along_u
+    t[i] += part.factors[0] * along_u
+    q[i] += max(0.0, x_Cx - 2 * x_Cm + part.m_square[i])
+
+
+@helper
+def owe_center(part: Entries, i: int, gain: float, x_Cm: float, f: float) -> None:
+    """Note what a row's update of an output leaves out: multiples of C m, and f m².
+
+    Args:
+        part: the columns.
+        i: the output.
+        gain: a / s, by which u of the row's entries has grown times C x.
+        x_Cm: Σ x C m over the entries.
+        f: of the row.
+    """
+    late = part.factors[1] * gain
+    part.fisher[i] += f
+    part.owed[i, 0] += gain
+    part.owed[i, 1] += late
+    part.owed[i, 2] += gain * x_Cm
+    part.owed[i, 3] += late * x_Cm
+
+
+@helper
+def flush_entries(path: PathArrays, part: Entries, numbers: Numbers) -> None:
+    """Make θ, v and S of columns with entries whole, and write those of the numbers back."""
+    outputs, width = path.theta.shape[0], path.theta.shape[1] - 1
+    s, b = part.factors
+    for i in range(outputs):
+        r, rho, _, _ = part.owed[i]
+        total = numbers.S[i, len(numbers.places) - 1]
+        for j in range(width):
+            u = path.v[i, j] - r * part.Cm[i, j]
+            path.theta[i, j] -= rho * part.Cm[i, j] + b * u
+            path.v[i, j] = s * u
+            square = part.m[j] * part.m[j]
+            path.S[i, j] += part.fisher[i] * square
+            if path.S[i, j] < CANCELLED * total * square:  # a constant column
+                path.S[i, j] = 0.0
+    flush_numbers(path, numbers)
