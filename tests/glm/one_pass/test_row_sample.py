@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from tangograd.glm.numerics.row_hash import row_uniforms
 from tangograd.glm.one_pass.row_sample import RowSample, uniform_hash
 from tangograd.glm.one_pass.working_rows import WorkingRows
 
@@ -30,8 +31,8 @@ def test_chunks_do_not_matter_and_the_definition_holds():
     one, many = offered(keys, 50, 3), offered(keys, 50, 3, cuts=617)
     np.testing.assert_array_equal(one.kept().rows.number, many.kept().rows.number)
     assert one.threshold == many.threshold
-    u = uniform_hash(np.arange(5000), 6)
-    priority = keys / uniform_hash(np.arange(5000), 7)
+    u = uniform_hash(np.arange(5000), 3)
+    priority = keys / row_uniforms(0, 5000, 7)
     chosen = set(np.argsort(u)[:50]) | set(np.argsort(-priority)[:50])
     assert set(one.kept().rows.number) == chosen
     assert one.threshold == np.sort(priority)[-51]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.numerics.gram import padded, zeros
+from tangograd.glm.one_pass.linearize import fill_rows
 from tangograd.glm.one_pass.working_rows import WorkingRows
 
 Array = NDArray[np.float64]
@@ -38,16 +40,9 @@ class Coordinates(NamedTuple):
         self, X: Array, y: Array, weights: Array, offset: Array, number: NDArray[np.int64]
     ) -> WorkingRows:
         """Return rows in working coordinates; columns that X lacks are 0."""
-        n, d = X.shape
-        Z = np.empty((n, self.columns))
-        np.subtract(X, self.centre[:d], out=Z[:, :d])
-        Z[:, d : len(self.centre)] = -self.centre[d:]
-        Z[:, : len(self.centre)] /= self.scale
-        if self.intercept:
-            Z[:, -1] = 1.0
-        return WorkingRows(
-            Z, y / self.target_unit, weights / self.weight_unit, offset / self.target_unit, number
-        )
+        buffer = RowBuffer(len(y), self.columns)
+        buffer.add(self, X, y, weights, offset, number)
+        return buffer.rows()
 
     def to_original(self, theta: Array) -> Array:
         """Return coefficients (outputs, columns) for the columns of the data."""
@@ -78,6 +73,61 @@ class Coordinates(NamedTuple):
             centre=np.append(self.centre, np.zeros(extra)),
             scale=np.append(self.scale, np.ones(extra)),
         )
+
+
+class RowBuffer:
+    """Room for a number of rows in working coordinates, filled from chunks of any size.
+
+    Args:
+        size: the number of rows.
+        columns: in working coordinates.
+
+    Attributes:
+        count: rows so far.
+    """
+
+    def __init__(self, size: int, columns: int) -> None:
+        self.size, self.columns, self.count = size, columns, 0
+        self._room = zeros(size, padded(columns))
+        self._numbers = np.empty((3, size))
+        self._places = np.empty(size, np.int64)
+
+    def add(
+        self,
+        coordinates: Coordinates,
+        X: NDArray[np.floating[Any]],
+        y: Array,
+        weights: Array,
+        offset: Array,
+        number: NDArray[np.int64],
+    ) -> None:
+        """Add rows with columns of the data; there must be room for them."""
+        here = slice(self.count, self.count + len(y))
+        constant = 1.0 if coordinates.intercept else 0.0
+        fill_rows(X, coordinates.centre, coordinates.scale, constant, self._room[here])
+        np.divide(y, coordinates.target_unit, out=self._numbers[0, here])
+        np.divide(weights, coordinates.weight_unit, out=self._numbers[1, here])
+        np.divide(offset, coordinates.target_unit, out=self._numbers[2, here])
+        self._places[here] = number
+        self.count += len(y)
+
+    def rows(self) -> WorkingRows:
+        """Return the rows, which are valid until others are added after `clear`."""
+        n = self.count
+        y, weights, offset = self._numbers[:, :n]
+        room = self._room[:n]
+        return WorkingRows(room[:, : self.columns], y, weights, offset, self._places[:n], room)
+
+    def restore(self, rows: WorkingRows) -> None:
+        """Set the rows."""
+        self.count = len(rows)
+        self._room[: self.count, : self.columns] = rows.Z
+        self._numbers[:, : self.count] = rows.y, rows.weights, rows.offset
+        self._places[: self.count] = rows.number
+
+    def clear(self) -> None:
+        """Make room for other rows."""
+        self.count = 0
 
 
 def power_of_two(value: float) -> float:

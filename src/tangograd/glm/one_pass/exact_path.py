@@ -8,13 +8,15 @@ block. (TANGO's path has O(p) numbers instead of the matrix and makes one step a
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
-from tangograd.glm.one_pass.expansion import BlockSums, expand, expand_at, sum_expansions
+from tangograd.glm.one_pass.expansion import expand_at
 from tangograd.glm.one_pass.linear_algebra import IndefiniteError, solve
+from tangograd.glm.one_pass.linearize import Linearized, largest_move, linearize, sample_keys
 from tangograd.glm.one_pass.quadratic import QuadraticModel
 from tangograd.glm.one_pass.start import PRIOR, GrowingArrays, Start
 from tangograd.glm.one_pass.working_rows import WorkingRows
@@ -35,15 +37,10 @@ def block_rows(coefficients: int) -> int:
     return BLOCK_ROWS * max(1, coefficients // BLOCK_GROWTH)
 
 
-@dataclass
-class Step:
-    """What a block adds: its sums, where its rows were expanded, and how large they are."""
+class Step(NamedTuple):
+    """What a block adds: its last linearization, and the key of each row in the sample."""
 
-    sums: BlockSums
-    eta: Array
-    score: Array
-    loss: Array
-    fisher: Array
+    last: Linearized
     key: Array
 
 
@@ -88,29 +85,25 @@ class ExactPath:
             A += self.J
             A += penalty
             z = quadratic.z + self.z
-        shape, b = self.theta.shape, self.theta.ravel()
-        size = np.zeros(len(rows))
+        theta, Z, size = self.theta, rows.padded(), np.zeros(len(rows))
         for _ in range(REPETITIONS):
-            eta = rows.predictor(b.reshape(shape)) + rows.offset[:, None]
-            expansion = expand(family, eta, rows.y)
-            sums = sum_expansions(rows, expansion)
-            here = expansion.size
-            size = np.maximum(size, here)
+            last = linearize(family, Z, rows.y, rows.weights, rows.offset, theta)
+            size = np.maximum(size, last.size)
             if self.frozen:
                 break
             try:
-                step = solve(A + sums.J, z + sums.z) - b
+                found = solve(A + last.sums.J, z + last.sums.z)
             except IndefiniteError:
                 break
-            moved = np.abs(rows.predictor(step.reshape(shape))).max(axis=1)
-            if (moved * np.minimum(1.0, here)).max() <= SHORT_STEP:
-                b = b + step
+            step = found.reshape(theta.shape) - theta
+            if largest_move(Z, step, last.size) <= SHORT_STEP:
+                theta = theta + step
                 break
-            b = b + self._length(family, rows, A, z, b, step) * step
-        self.theta = b.reshape(shape)
-        scaled = rows.Z / np.where(self.unit > 0, self.unit, 1.0)
-        key = rows.weights * size * np.sqrt(np.einsum("ij,ij->i", scaled, scaled)) + 1e-300
-        return Step(sums, expansion.eta, expansion.score, expansion.loss, expansion.fisher, key)
+            theta = theta + self._length(family, rows, A, z, theta, step) * step
+        self.theta = theta
+        key = np.empty(len(rows))
+        sample_keys(Z, rows.weights, size, self.unit, key)
+        return Step(last, key)
 
     def grow(self, places: NDArray[np.intp], columns: int) -> None:
         """Move the columns to these places of more columns."""
@@ -118,18 +111,18 @@ class ExactPath:
         self.theta, self.J, self.z, self.unit = grown
 
     def _length(
-        self, family: Family, rows: WorkingRows, A: Array, z: Array, b: Array, step: Array
+        self, family: Family, rows: WorkingRows, A: Array, z: Array, theta: Array, step: Array
     ) -> float:
         """Return the step's length, halved until the sum of losses does not rise."""
-        shape = self.theta.shape
 
         def value(at: Array) -> float:
-            eta = rows.predictor(at.reshape(shape)) + rows.offset[:, None]
+            eta = rows.predictor(at) + rows.offset[:, None]
+            flat = at.ravel()
             loss = rows.weights @ expand_at(family, eta, rows.y).loss
-            return float(at @ (A @ at) / 2 - z @ at + loss)
+            return float(flat @ (A @ flat) / 2 - z @ flat + loss)
 
-        before, length = value(b), 1.0
-        while length > SHORTEST and not value(b + length * step) <= before:
+        before, length = value(theta), 1.0
+        while length > SHORTEST and not value(theta + length * step) <= before:
             length /= 2
         return length
 

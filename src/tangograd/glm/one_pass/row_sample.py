@@ -72,15 +72,19 @@ class RowSample:
     threshold: float = 0.0
     largest_uniform: float = ALL
     _parts: list[Kept] = field(default_factory=list)
+    _waiting: int = 0  # rows since the last selection
 
     def offer(self, rows: WorkingRows, eta: Array, null_eta: Array, key: Array) -> None:
         """Add rows; those that cannot be in the sample are not copied."""
         self.rows_seen += len(rows)
-        uniform = uniform_hash(rows.number, 2 * self.seed)
-        priority = key / uniform_hash(rows.number, 2 * self.seed + 1)
+        uniform, priority = np.empty(len(rows)), np.empty(len(rows))
+        _draw(rows.number, self.seed, key, uniform, priority)
         chosen = np.flatnonzero((uniform <= self.largest_uniform) | (priority >= self.threshold))
-        self._parts.append(Kept(rows, eta, null_eta, key, uniform, priority).take(chosen))
-        if sum(map(len, self._parts)) >= 4 * self.half:
+        if len(chosen):
+            here = WorkingRows(rows.Z, rows.y, rows.weights, rows.offset, rows.number)
+            self._parts.append(Kept(here, eta, null_eta, key, uniform, priority).take(chosen))
+            self._waiting += len(chosen)
+        if self._waiting >= 2 * self.half:
             self._select()
 
     def merge(self, other: RowSample) -> None:
@@ -130,7 +134,7 @@ class RowSample:
             whole = whole.take(
                 (whole.uniform <= self.largest_uniform) | (whole.priority > self.threshold)
             )
-        self._parts = [whole]
+        self._parts, self._waiting = [whole], 0
 
 
 def _joined(parts: list[Kept]) -> Kept:
@@ -142,13 +146,17 @@ def _joined(parts: list[Kept]) -> Kept:
 
 
 def uniform_hash(numbers: NDArray[np.int64], seed: int) -> Array:
-    """Return a number in (0, 1) for each row number."""
+    """Return the number in (0, 1) of each row that the uniform half goes by, ``u``."""
     result = np.empty(len(numbers))
-    _fill(numbers, seed, result)
+    _draw(numbers, seed, np.ones(len(numbers)), result, np.empty(len(numbers)))
     return result
 
 
 @compiled
-def _fill(numbers: NDArray[np.int64], seed: int, result: Array) -> None:
+def _draw(
+    numbers: NDArray[np.int64], seed: int, key: Array, uniform: Array, priority: Array
+) -> None:
+    """Write u and ``key/u'`` of each row."""
     for i in range(len(numbers)):
-        result[i] = row_uniform(numbers[i], seed)
+        uniform[i] = row_uniform(numbers[i], 2 * seed)
+        priority[i] = key[i] / row_uniform(numbers[i], 2 * seed + 1)

@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
+from tangograd.glm.one_pass.coordinates import RowBuffer
 from tangograd.glm.one_pass.exact_path import ExactPath, block_rows
 from tangograd.glm.one_pass.finish import Finish, PathTotals, finish
 from tangograd.glm.one_pass.null_model import NullModel
@@ -17,7 +18,7 @@ from tangograd.glm.one_pass.quadratic import QuadraticModel
 from tangograd.glm.one_pass.row_sample import RowSample
 from tangograd.glm.one_pass.start import Start, prior_precision
 from tangograd.glm.one_pass.totals import RunningTotals
-from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate, outer_products
+from tangograd.glm.one_pass.working_rows import outer_products
 
 Array = NDArray[np.float64]
 
@@ -68,8 +69,8 @@ class OnePassState:
         sample: the kept rows.
         totals: further sums.
         null_model: the model with an intercept alone.
-        pending: rows that wait for their block to be full.
         readings: of the table, this one included.
+        pending: rows that wait for their block to be full.
     """
 
     family: Family
@@ -80,8 +81,11 @@ class OnePassState:
     sample: RowSample
     totals: RunningTotals = field(default_factory=RunningTotals)
     null_model: NullModel = field(default_factory=NullModel)
-    pending: list[WorkingRows] = field(default_factory=list)
     readings: int = 1
+    pending: RowBuffer = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.pending = RowBuffer(self.block_rows, self.start.coordinates.columns)
 
     @classmethod
     def init(
@@ -113,7 +117,7 @@ class OnePassState:
     @property
     def rows_seen(self) -> int:
         """Rows so far, those that wait included."""
-        return self.totals.rows + sum(map(len, self.pending))
+        return self.totals.rows + self.pending.count
 
     def update(
         self,
@@ -139,45 +143,38 @@ class OnePassState:
             first = np.arange(first, first + n, dtype=np.int64)
         weights = np.ones(n) if weights is None else weights
         offset = np.zeros(n) if offset is None else offset
-        waiting, begin = sum(map(len, self.pending)), 0
+        begin, coordinates = 0, self.start.coordinates
         while begin < n:
-            end = min(n, begin + self.block_rows - waiting)
-            here = slice(begin, end)
-            self.pending.append(
-                self.start.coordinates.rows(
-                    X[here], y[here], weights[here], offset[here], first[here]
-                )
+            here = slice(begin, min(n, begin + self.pending.size - self.pending.count))
+            begin = here.stop
+            self.pending.add(
+                coordinates, X[here], y[here], weights[here], offset[here], first[here]
             )
-            waiting += end - begin
-            begin = end
-            if waiting == self.block_rows:
+            if self.pending.count == self.pending.size:
                 self.flush()
-                waiting = 0
 
     def flush(self) -> None:
         """Take in the rows that wait, as a block; after the last rows of a pass."""
-        if not self.pending:
+        if not self.pending.count:
             return
-        rows, self.pending = concatenate(self.pending), []
+        rows = self.pending.rows()
         with np.errstate(over="ignore", invalid="ignore"):
             penalty = self.penalty.matrix(self.totals.weight + float(rows.weights.sum()))
             step = self.path.move(self.family, rows, self.quadratic, penalty)
-            if not all(np.isfinite(part).all() for part in (np.diag(step.sums.J), *step.sums[1:])):
+            last = step.last
+            if not all(np.isfinite(part).all() for part in (np.diag(last.sums.J), *last.sums[1:])):
                 raise DataError(
                     "the sums over the rows became infinite; look for values in the features that "
                     "are missing or extreme"
                 )
             meat = None
             if self.config.meat:
-                meat = outer_products(rows.Z, rows.weights[:, None] * step.score)
-            self.quadratic.add(step.sums, meat)
+                meat = outer_products(rows.Z, rows.weights[:, None] * last.score)
+            self.quadratic.add(last.sums, meat)
             null_eta = self.null_model.add(self.family, rows, self.totals)
-            self.sample.offer(rows, step.eta, null_eta, step.key)
-            pearson = np.zeros(len(rows))
-            if self.start.theta.shape[0] == 1:
-                f = step.fisher[:, 0, 0]
-                pearson = step.score[:, 0] ** 2 / np.where(f > 0, f, np.inf)
-            self.totals.add(self.family, rows, step.loss, pearson)
+            self.sample.offer(rows, last.eta, null_eta, step.key)
+            self.totals.add(self.family, rows, last.loss, last.pearson)
+        self.pending.clear()
 
     def grow(self, columns: int) -> None:
         """Add columns after those known; they were 0 in all rows so far."""
@@ -193,7 +190,9 @@ class OnePassState:
         self.path.grow(places, q)
         self.quadratic.grow(flat, outputs * q)
         self.sample.grow(places, q)
-        self.pending = [rows.grown(places, q) for rows in self.pending]
+        waiting = self.pending.rows().grown(places, q)
+        self.pending = RowBuffer(self.block_rows, q)
+        self.pending.restore(waiting)
 
     def merge(self, other: OnePassState) -> None:
         """Add the state of other rows; both must come from the same start."""

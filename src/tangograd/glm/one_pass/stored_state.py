@@ -20,7 +20,7 @@ from tangograd.glm.one_pass.serialization import Fields, pack, unpack
 from tangograd.glm.one_pass.start import Start
 from tangograd.glm.one_pass.state import OnePassConfig, OnePassState
 from tangograd.glm.one_pass.totals import RunningTotals
-from tangograd.glm.one_pass.working_rows import WorkingRows, concatenate
+from tangograd.glm.one_pass.working_rows import WorkingRows
 
 _ROWS = ("Z", "y", "weights", "offset", "number")
 _KEPT = ("eta", "null_eta", "key", "uniform", "priority")
@@ -71,8 +71,8 @@ def to_bytes(state: OnePassState) -> bytes:
     if kept is not None:
         arrays |= {f"kept_{name}": getattr(kept.rows, name) for name in _ROWS}
         arrays |= {f"kept_{name}": getattr(kept, name) for name in _KEPT}
-    if state.pending:
-        rows = concatenate(state.pending)
+    if state.pending.count:
+        rows = state.pending.rows()
         arrays |= {f"pending_{name}": getattr(rows, name) for name in _ROWS}
     return pack(header, arrays)
 
@@ -131,7 +131,10 @@ def from_bytes(data: bytes) -> OnePassState:
         readings=fields.count("readings", 1),
     )
     if "pending_Z" in fields.arrays:
-        state.pending = [_rows(fields, "pending_", q)]
+        waiting = _rows(fields, "pending_", q)
+        if len(waiting) >= state.block_rows:
+            raise DataError("the stored state is damaged: more rows wait than a block has")
+        state.pending.restore(waiting)
     return state
 
 

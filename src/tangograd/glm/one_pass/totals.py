@@ -50,8 +50,8 @@ class RunningTotals:
     classes: Array = field(default_factory=lambda: np.zeros(0))
     last: float = float("nan")
 
-    def add(self, family: Family, rows: WorkingRows, loss: Array, pearson: Array) -> None:
-        """Add rows with their loss and ``s²/f`` on the path."""
+    def add(self, family: Family, rows: WorkingRows, loss: float, pearson: float) -> None:
+        """Add rows with their Σ w loss and Σ w s²/f on the path."""
         w, y = rows.weights, rows.y
         weight = float(w.sum())
         mean = float(w @ y) / weight
@@ -64,8 +64,8 @@ class RunningTotals:
             RunningTotals(
                 rows=len(y),
                 weight=weight,
-                loss=float(w @ loss),
-                pearson=float(w @ pearson),
+                loss=loss,
+                pearson=pearson,
                 target=mean * weight,
                 variation=float(w @ (y - mean) ** 2),
                 saturated=float(w @ family.saturated_loss(y)),

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.numerics.gram import padded, zeros
+
 Array = NDArray[np.float64]
+
+COLUMNS = ("Z", "y", "weights", "offset", "number")
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,7 @@ class WorkingRows:
         weights: shape (n,).
         offset: known part of the linear predictor, shape (n,).
         number: of each row in the whole table, shape (n,).
+        room: Z with zeros on the right up to a width that compiled sums take, if there is one.
     """
 
     Z: Array
@@ -28,17 +33,26 @@ class WorkingRows:
     weights: Array
     offset: Array
     number: NDArray[np.int64]
+    room: Array | None = None
 
     def __len__(self) -> int:
         return len(self.y)
 
     def take(self, which: slice | NDArray[np.intp] | NDArray[np.bool_]) -> WorkingRows:
         """Return some of the rows."""
-        return WorkingRows(*(getattr(self, each.name)[which] for each in fields(self)))
+        return WorkingRows(*(getattr(self, name)[which] for name in COLUMNS))
+
+    def padded(self) -> Array:
+        """Return Z with zeros on the right up to a width that compiled sums take."""
+        if self.room is not None:
+            return self.room
+        room = zeros(len(self), padded(self.Z.shape[1]))
+        room[:, : self.Z.shape[1]] = self.Z
+        return room
 
     def with_columns(self, Z: Array) -> WorkingRows:
         """Return the same rows with other columns."""
-        return replace(self, Z=Z)
+        return replace(self, Z=Z, room=None)
 
     def grown(self, places: NDArray[np.intp], columns: int) -> WorkingRows:
         """Return the same rows with more columns, in which they are 0."""
@@ -55,7 +69,7 @@ def concatenate(parts: Sequence[WorkingRows]) -> WorkingRows:
     """Join rows; columns that earlier rows lack were 0, and come before the constant."""
     if len(parts) == 1:
         return parts[0]
-    columns = ([getattr(part, each.name) for part in parts] for each in fields(WorkingRows))
+    columns = ([getattr(part, name) for part in parts] for name in COLUMNS)
     return WorkingRows(*(np.concatenate(column) for column in columns))
 
 
