@@ -129,6 +129,7 @@ class OnePass:
         self.polished: Solution | None = None
         self.last_step = 0.0  # of polishing, in standard errors
         self._solution: Solution | None = None
+        self._settled: OnePass | None = None  # a copy that has taken in the rows that wait
         size = columns + 1
         self.at = Coordinates(np.zeros(columns))
         self.theta, self.v, self.C, self.S = (np.zeros((self.outputs, size)) for _ in range(4))
@@ -138,7 +139,7 @@ class OnePass:
         self.initial: Array | None = None  # where Fisher scoring begins, in the data's coordinates
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"room": None}
+        return self.__dict__ | {"room": None, "_settled": None}
 
     @property
     def kind(self) -> str:
@@ -172,7 +173,7 @@ class OnePass:
         if not len(rows):
             return
         rows = rows.canonical()
-        self._solution = self.polished = None
+        self._solution = self.polished = self._settled = None
         if not self.block_rows:
             self.block_rows = _block_rows(rows)
         for block in blocks(rows, self.block_rows, self.block_rows - self.waiting):
@@ -254,6 +255,7 @@ class OnePass:
             head,
             self.columns,
             config,
+            start_rows=self._enough(),
             intercept=self.intercept,
             theta=self.initial,
         )
@@ -373,12 +375,13 @@ class OnePass:
     def _stream_exact(self, block: Rows) -> None:
         """Learn from one block on the exact path."""
         assert self.exact is not None
-        totals = self.exact.state.totals
-        unit = self.exact.state.start.coordinates
-        scale = unit.weight_unit * unit.target_unit**2
-        loss, pearson = totals.loss, totals.pearson
         self.exact.update(block)
-        self.tally.add([block], scale * (totals.loss - loss), scale * (totals.pearson - pearson))
+        self._count_exact()
+
+    def _count_exact(self) -> None:
+        """Set the tally to the totals of the exact path."""
+        assert self.exact is not None
+        self.exact.report(self.tally)
 
     def settle(self) -> None:
         """Take in the rows that wait for a block to be full; after the last rows of a pass."""
@@ -386,6 +389,7 @@ class OnePass:
             self._flush()
         if self.exact is not None:
             self.exact.settle()
+            self._count_exact()
 
     def condense(self) -> None:
         """Forget the rows in memory, but not what was learned from them; a stream may go on.
@@ -434,7 +438,7 @@ class OnePass:
             setattr(self, name, np.insert(getattr(self, name), [self.columns] * extra, 0.0, axis=1))
         self.at = self.at.grown(columns)
         self.columns = columns
-        self._solution = self.polished = None
+        self._solution = self.polished = self._settled = None
         self.watch.grow(columns)
         if self.exact is not None:
             self.exact.grow(columns)
@@ -482,13 +486,15 @@ class OnePass:
 
     def settled(self) -> OnePass:
         """This with no rows pending; a copy if there are."""
-        if not self.pending:
+        waiting = self.exact is not None and self.exact.waiting
+        if not self.pending and not waiting:
             return self
-        # rows are never written to, so the copy may share them
-        shared = {id(part): list(part) for part in (self.buffer, self.pending)}
-        other = copy.deepcopy(self, shared)
-        other._flush()
-        return other
+        if self._settled is None:
+            # rows are never written to, so the copy may share them
+            shared = {id(part): list(part) for part in (self.buffer, self.pending)}
+            self._settled = copy.deepcopy(self, shared)
+            self._settled.settle()
+        return self._settled
 
     def solution(self) -> Solution:
         """The estimates with their sums, in centred coordinates."""

@@ -65,7 +65,7 @@ class Tally:
             self.base += self.family.sum_base(block.y, block.w)
         self.loss += loss
         self.pearson += pearson
-        self._note()
+        self.note()
 
     def _add_offsets(self, blocks: Sequence[Rows]) -> None:
         """The intercept of the null model, which has no formula where there are offsets.
@@ -111,7 +111,12 @@ class Tally:
     def _points(self, eta: float, y: float) -> NDArray[np.float64]:
         return np.array(self.family.points(np.array([eta]), np.array([y])))[:, 0]
 
-    def _note(self) -> None:
+    def set_null_predictor(self, eta: float) -> None:
+        """Set the intercept of the null model of rows with offsets."""
+        self.has_offset, self._null = True, eta
+
+    def note(self) -> None:
+        """Note the mean loss of the rows since the last note, if they are many."""
         rows, weight, loss = self._noted
         if self.rows < rows * TRACE_GROWTH:
             return

@@ -38,6 +38,7 @@ def stream(monkeypatch):
     """Few rows are kept in memory, so that small data are streamed."""
     monkeypatch.setattr(engine, "BUFFER_BYTES", 50_000)
     monkeypatch.setattr(engine, "KEPT_ROWS", 300)
+    monkeypatch.setattr(engine, "START_ROWS", 500)
 
 
 HELD = int((Draw(0).next(2000) < 0.1).sum())

@@ -12,7 +12,7 @@ def offered(keys, half, seed, cuts=1, first=0):
     sample = RowSample(half, seed)
     for part in np.array_split(np.arange(len(keys)), cuts):
         column = np.zeros(len(part))
-        rows = WorkingRows(column[:, None], column, column, column, part + first)
+        rows = WorkingRows.of(column[:, None], column, column, column, part + first)
         sample.offer(rows, column[:, None], column, keys[part])
     return sample
 

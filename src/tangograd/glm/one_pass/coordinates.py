@@ -116,7 +116,7 @@ class RowBuffer:
         n = self.count
         y, weights, offset = self._numbers[:, :n]
         room = self._room[:n]
-        return WorkingRows(room[:, : self.columns], y, weights, offset, self._places[:n], room)
+        return WorkingRows(room, self.columns, y, weights, offset, self._places[:n])
 
     def restore(self, rows: WorkingRows) -> None:
         """Set the rows."""

@@ -11,7 +11,7 @@ from tangograd.glm.families import Family
 from tangograd.glm.one_pass.expansion import Expansion, expand_at
 from tangograd.glm.one_pass.linear_algebra import Factor
 from tangograd.glm.one_pass.minimize import Slope
-from tangograd.glm.one_pass.working_rows import WorkingRows, gram, weighted_sum
+from tangograd.glm.one_pass.working_rows import WorkingRows, gram, outer_products, weighted_sum
 
 Array = NDArray[np.float64]
 
@@ -78,21 +78,18 @@ class CorrectedLoss:
         a = (self.factor * rows.weights)[:, None]
         gradient = self.J @ theta - self.z
         if self.path is None:
-            gradient += weighted_sum(rows.Z, a * here.score)
-            hessian = self.J + gram(rows.Z, a[:, :, None] * here.curvature)
-            fisher = self.J + gram(rows.Z, a[:, :, None] * here.fisher)
+            gradient += weighted_sum(rows, a * here.score)
+            hessian = self.J + gram(rows, a[:, :, None] * here.curvature)
+            fisher = self.J + gram(rows, a[:, :, None] * here.fisher)
             return Slope(gradient, hessian, fisher)
-        gradient += weighted_sum(rows.Z, a * (here.score - self.path.score_at(eta)))
+        gradient += weighted_sum(rows, a * (here.score - self.path.score_at(eta)))
         change = here.curvature - self.path.curvature
-        return Slope(gradient, self.J + gram(rows.Z, a[:, :, None] * change), self.J)
+        return Slope(gradient, self.J + gram(rows, a[:, :, None] * change), self.J)
 
     def sampling_error(self, theta: Array, hessian: Factor) -> float:
         """Return ``tr(H⁻¹ V)``, V being the variance of the gradient over samples."""
         rest = self.score_remainder(theta) * np.sqrt(self.factor * (self.factor - 1))[:, None]
-        products = (rest[:, :, None] * self.rows.Z[:, None, :]).reshape(len(rest), -1)
-        uncertain = np.flatnonzero(products.any(axis=1))
-        half = hessian.half_solve(np.ascontiguousarray(products[uncertain].T))
-        return float(np.vdot(half, half))
+        return float(np.vdot(hessian.inverse(), outer_products(self.rows, rest)))
 
     def value_error(self, theta: Array) -> float:
         """Return the standard error of `value`."""

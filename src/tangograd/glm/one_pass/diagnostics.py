@@ -191,7 +191,8 @@ def describe(diagnosis: Diagnosis, names: Sequence[str]) -> str:
         ),
         "leverage": f"one row decides a coefficient (leverage {value:.2f}): row {rows}",
         "influence": (
-            f"one row moves the estimates by {math.sqrt(value):.3g} standard errors: row {rows}"
+            f"one row moves the estimates by {math.sqrt(max(value, 0.0)):.3g} standard errors: "
+            f"row {rows}"
         ),
         "no_events": (
             f"the target never varies where these columns are not 0: {columns}; their "

@@ -12,9 +12,10 @@ from tangograd.glm.fitted import Fitted
 from tangograd.glm.one_pass.diagnostics import Diagnosis, describe
 from tangograd.glm.one_pass.finish import Finish
 from tangograd.glm.one_pass.solution import Solution, solution
-from tangograd.glm.one_pass.start import fit_start, rows_needed
+from tangograd.glm.one_pass.start import fit_start
 from tangograd.glm.one_pass.state import OnePassConfig, OnePassState
 from tangograd.glm.rows import Matrix, Rows, is_sparse
+from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
 
@@ -34,6 +35,7 @@ class ExactFit:
         head: the first rows; the path starts from them, and they are still to be learned from.
         columns: of all rows.
         config: what was chosen beforehand.
+        start_rows: how many of the head to start from.
         intercept: fit one.
         theta: coefficients (outputs, columns + 1) to begin with.
     """
@@ -45,6 +47,7 @@ class ExactFit:
         columns: int,
         config: OnePassConfig,
         *,
+        start_rows: int,
         intercept: bool = True,
         theta: Array | None = None,
     ) -> None:
@@ -53,7 +56,7 @@ class ExactFit:
             np.concatenate([np.asarray(getattr(rows, name)) for rows in head])
             for name in ("y", "w", "offset")
         )
-        most = rows_needed(columns)
+        most = start_rows
         start = fit_start(
             family,
             X[:most],
@@ -84,9 +87,33 @@ class ExactFit:
         self._found = None
         self.state.grow(columns)
 
+    @property
+    def waiting(self) -> int:
+        """Rows that wait for their block to be full."""
+        return self.state.pending.count
+
     def settle(self) -> None:
         """Take in the rows that wait for their block to be full."""
         self.state.flush()
+
+    def report(self, tally: Tally) -> None:
+        """Set a tally to the sums over the rows of this reading, in the units of the data."""
+        state, totals = self.state, self.state.totals
+        if totals.rows == tally.rows:
+            return
+        unit, scale = state.start.coordinates.weight_unit, state.start.coordinates.target_unit
+        tally.rows, tally.weight = totals.rows, unit * totals.weight
+        tally.total = unit * scale * totals.target
+        tally.variation = unit * scale**2 * totals.variation
+        tally.loss, tally.pearson, tally.saturated = (
+            unit * scale**2 * part for part in (totals.loss, totals.pearson, totals.saturated)
+        )
+        tally.base = unit * totals.normalizer
+        if len(totals.classes):
+            tally.classes = unit * totals.classes
+        if state.null_model.active:
+            tally.set_null_predictor(scale * state.null_model.predictor)
+        tally.note()
 
     def begin_reading(self) -> None:
         """Begin another reading of the same rows, on a path that is held by the result so far."""

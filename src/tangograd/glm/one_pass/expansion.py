@@ -79,7 +79,7 @@ def sum_expansions(rows: WorkingRows, expansion: Expansion) -> BlockSums:
     x = expansion.eta - rows.offset[:, None]
     w = rows.weights[:, None]
     pull = apply(expansion.curvature, x)
-    J = gram(rows.Z, w[:, :, None] * expansion.curvature)
-    z = weighted_sum(rows.Z, w * (pull - expansion.score))
+    J = gram(rows, w[:, :, None] * expansion.curvature)
+    z = weighted_sum(rows, w * (pull - expansion.score))
     c0 = rows.weights @ (expansion.loss + ((0.5 * pull - expansion.score) * x).sum(axis=1))
     return BlockSums(J, z, float(c0))

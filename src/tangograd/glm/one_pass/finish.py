@@ -21,7 +21,7 @@ from tangograd.glm.one_pass.minimize import minimize
 from tangograd.glm.one_pass.quadratic import QuadraticModel
 from tangograd.glm.one_pass.row_sample import Kept, RowSample
 from tangograd.glm.one_pass.start import null_predictor
-from tangograd.glm.one_pass.working_rows import outer_products
+from tangograd.glm.one_pass.working_rows import apply, outer_products
 
 Array = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ def finish(
     columns = independent_columns(_column_gram(quadratic.J, outputs), constant)
     flat = (np.arange(outputs)[:, None] * q + columns).ravel()
     square = np.ix_(flat, flat)
-    rows = kept.rows.with_columns(kept.rows.Z[:, columns])
+    rows = kept.rows.only(columns)
     path = expand_at(family, kept.eta, rows.y)
     pull = penalty[square]
     corrected = CorrectedLoss(
@@ -276,13 +276,13 @@ class _Estimator:
             leverage = influence = np.full(len(rows), np.nan)
         else:
             covariance = factor.inverse()
-            leverage = rows.weights * _quadratic_forms(rows.Z, here.fisher, covariance)
-            pulls = (rows.weights[:, None] * here.score).reshape(len(rows), outputs, 1)
-            influence = _quadratic_forms(rows.Z, pulls * pulls.swapaxes(1, 2), covariance)
-            influence /= self.dispersion(b)
+            spread = _predictor_covariance(rows.Z, covariance, outputs)
+            leverage = rows.weights * np.einsum("nkj,nkj->n", here.fisher, spread)
+            pull = rows.weights[:, None] * here.score
+            influence = (pull * apply(spread, pull)).sum(axis=1) / self.dispersion(b)
         theta = np.zeros((outputs, q))
         theta[:, columns] = b.reshape(outputs, -1)
-        meat = outer_products(rows.Z, here.score * (rows.weights * np.sqrt(model.factor))[:, None])
+        meat = outer_products(rows, here.score * (rows.weights * np.sqrt(model.factor))[:, None])
         extra = self.penalty if model.path is not None else model.J  # no part of the loss
         loss = model.value(b) - 0.5 * float(b @ extra @ b)
         return Finish(
@@ -316,12 +316,13 @@ def _column_gram(J: Array, outputs: int) -> Array:
     return np.asarray(sum(blocks[k, :, k] for k in range(outputs)))
 
 
-def _quadratic_forms(Z: Array, F: Array, covariance: Array) -> Array:
-    """Return ``tr(F_n Z_n C Z_nᵀ)`` of each row, for matrices F_n of shape (outputs, outputs)."""
-    outputs, q = F.shape[1], Z.shape[1]
+def _predictor_covariance(Z: Array, covariance: Array, outputs: int) -> Array:
+    """Return ``Z_n C Z_nᵀ`` of each row, shape (n, outputs, outputs)."""
+    q = Z.shape[1]
     C = covariance.reshape(outputs, q, outputs, q)
-    total = np.zeros(len(Z))
+    result = np.empty((len(Z), outputs, outputs))
     for k in range(outputs):
-        for j in range(outputs):
-            total += F[:, k, j] * np.einsum("ni,ni->n", Z @ C[k, :, j], Z)
-    return total
+        for j in range(k + 1):
+            form = ((Z @ C[k, :, j]) * Z).sum(axis=1)
+            result[:, k, j] = result[:, j, k] = form
+    return result

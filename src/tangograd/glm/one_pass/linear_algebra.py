@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 from scipy.linalg import lapack
 
@@ -43,24 +42,17 @@ class Factor(NamedTuple):
         """Return ``A⁻¹``."""
         return self.solve(np.eye(len(self.scale)))
 
-    def half_solve(self, b: Array) -> Array:
-        """Return ``L⁻¹ D b``, whose squared norm is ``bᵀ A⁻¹ b``."""
-        return np.asarray(
-            scipy.linalg.solve_triangular(
-                self.lower, self.scale[:, None] * b, lower=True, check_finite=False
-            )
-        )
-
 
 def factorize(A: Array) -> Factor:
     """Factorize a positive definite matrix; raise `IndefiniteError` if it is not one."""
-    diagonal = np.diag(A)
-    if not (diagonal > 0).all() or not np.isfinite(diagonal).all():
+    places = slice(None, None, len(A) + 1)
+    diagonal = A.ravel()[places]
+    if not 0 < diagonal.min() <= diagonal.max() < np.inf:
         raise IndefiniteError("the diagonal is not positive and finite")
     scale = 1 / np.sqrt(diagonal)
     scaled = A * scale[:, None]
     scaled *= scale
-    scaled[np.diag_indices_from(scaled)] = 1 + JITTER
+    scaled.ravel()[places] = 1 + JITTER
     lower, info = lapack.dpotrf(scaled, lower=1, clean=0)
     if info != 0:
         raise IndefiniteError("the matrix is not positive definite")

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
-from tangograd.glm.numerics.gram import add_gram, zeros
 from tangograd.glm.numerics.jit import compiled
 from tangograd.glm.one_pass.expansion import BlockSums
+from tangograd.glm.one_pass.working_rows import WorkingRows, gram
 
 Array = NDArray[np.float64]
 
@@ -36,50 +36,36 @@ class Linearized(NamedTuple):
     pearson: float
 
 
-def linearize(
-    family: Family, Z: Array, y: Array, weights: Array, offset: Array, theta: Array
-) -> Linearized:
+def linearize(family: Family, rows: WorkingRows, theta: Array) -> Linearized:
     """Expand the losses of rows at θ, each where its target does not contradict it.
 
     Args:
         family: the family.
-        Z: the rows in working coordinates, shape (n, padded), with zeros beyond the columns.
-        y: targets.
-        weights: of the rows.
-        offset: known part of η.
+        rows: the rows.
         theta: shape (outputs, columns).
     """
     outputs, q = theta.shape
-    n, width = Z.shape
+    n = len(rows)
     eta, score, h = np.empty((n, outputs)), np.empty((n, outputs)), np.empty((n, outputs, outputs))
     size, z = np.empty(n), np.zeros((outputs, q))
     totals = np.zeros(3)
-    _expand(family, Z, y, weights, offset, theta, (eta, score, h, size), (z, totals))
-    J = np.empty((outputs, q, outputs, q))
-    for k in range(outputs):
-        for j in range(k, outputs):
-            upper = zeros(width, width)
-            add_gram(np.ascontiguousarray(h[:, k, j]), Z, upper)
-            _mirror(upper, J[k, :, j])
-            if j != k:
-                J[j, :, k] = J[k, :, j]
-    sums = BlockSums(J.reshape(outputs * q, outputs * q), z.ravel(), float(totals[0]))
+    data = rows.room, rows.y, rows.weights, rows.offset
+    _expand(family, data, theta, (eta, score, h, size), (z, totals))
+    sums = BlockSums(gram(rows, h), z.ravel(), float(totals[0]))
     return Linearized(sums, eta, score, size, float(totals[1]), float(totals[2]))
 
 
 @compiled
 def _expand(
     family: Family,
-    Z: Array,
-    y: Array,
-    weights: Array,
-    offset: Array,
+    data: tuple[Array, Array, Array, Array],
     theta: Array,
     rows: tuple[Array, Array, Array, Array],
     sums: tuple[Array, Array],
 ) -> None:
     """Fill what is known of each row (its curvature h with the weight), and add up the sums."""
     outputs, q = theta.shape
+    Z, y, weights, offset = data
     eta, score, h, size = rows
     z, totals = sums
     F, s = np.empty((outputs, outputs)), np.empty(outputs)
@@ -116,14 +102,6 @@ def _expand(
         totals[1] += w * loss
         if F[0, 0] > 0:
             totals[2] += w * s[0] * s[0] / F[0, 0]
-
-
-@compiled
-def _mirror(upper: Array, whole: Array) -> None:
-    """Copy the part of a matrix on and above the diagonal to both sides of it."""
-    for i in range(len(whole)):
-        for j in range(i, len(whole)):
-            whole[i, j] = whole[j, i] = upper[i, j]
 
 
 @compiled

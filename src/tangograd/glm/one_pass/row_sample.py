@@ -81,8 +81,7 @@ class RowSample:
         _draw(rows.number, self.seed, key, uniform, priority)
         chosen = np.flatnonzero((uniform <= self.largest_uniform) | (priority >= self.threshold))
         if len(chosen):
-            here = WorkingRows(rows.Z, rows.y, rows.weights, rows.offset, rows.number)
-            self._parts.append(Kept(here, eta, null_eta, key, uniform, priority).take(chosen))
+            self._parts.append(Kept(rows, eta, null_eta, key, uniform, priority).take(chosen))
             self._waiting += len(chosen)
         if self._waiting >= 2 * self.half:
             self._select()

@@ -21,6 +21,9 @@ Array = NDArray[np.float64]
 #: rows of a start: this many, or ROWS_EACH for each column if those are more
 ROWS = 10_000
 ROWS_EACH = 50
+#: and the first steps from this many, and so many for each column
+FIRST_ROWS = 1000
+FIRST_ROWS_EACH = 10
 #: prior precision of the effect of one unit of a column on η; it guides the path alone
 PRIOR = 0.01
 #: of a constant, and of a column that has not varied yet
@@ -163,6 +166,9 @@ def fit_start(
         begin = _null(family, rows, outputs) if intercept else _least_squares(family, rows, outputs)
     else:
         begin = coordinates.to_working(theta if intercept else theta[:, :d])
+    few = rows.take(slice(FIRST_ROWS + FIRST_ROWS_EACH * d))
+    if len(few) < len(rows):  # most steps need no more
+        begin = penalized_fit(family, few, held, begin)
     found = penalized_fit(family, rows, held, begin)
     z = np.zeros(outputs * q)
     if hold:
@@ -188,8 +194,8 @@ def penalized_fit(
 
     def slope(b: Array) -> Slope:
         found = expand_at(family, _predictors(rows, b.reshape(shape)), rows.y)
-        fisher = gram(rows.Z, w[:, None, None] * found.fisher) + precision
-        gradient = weighted_sum(rows.Z, w[:, None] * found.score) + precision @ b
+        fisher = gram(rows, w[:, None, None] * found.fisher) + precision
+        gradient = weighted_sum(rows, w[:, None] * found.score) + precision @ b
         return Slope(gradient, fisher, fisher)
 
     found = minimize(value, slope, theta.ravel(), tolerance=tolerance, size=float(w.sum()))
@@ -210,7 +216,7 @@ def _predictors(rows: WorkingRows, theta: Array) -> Array:
 
 def constant_predictor(family: Family, y: Array, weights: Array, offset: Array) -> Array:
     """Return η of the model with an intercept alone, without the offset, shape (outputs,)."""
-    ones = WorkingRows(np.ones((len(y), 1)), y, weights, offset, np.zeros(len(y), np.int64))
+    ones = WorkingRows.of(np.ones((len(y), 1)), y, weights, offset, np.zeros(len(y), np.int64))
     begin = null_predictor(family, y, weights) - np.average(offset, weights=weights)
     prior = FLAT_PRIOR * np.eye(family.outputs)
     return penalized_fit(family, ones, prior, begin[:, None], tolerance=1e-8)[:, 0]

@@ -159,7 +159,10 @@ class OnePassState:
             return
         rows = self.pending.rows()
         with np.errstate(over="ignore", invalid="ignore"):
-            penalty = self.penalty.matrix(self.totals.weight + float(rows.weights.sum()))
+            penalty = None
+            if self.config.penalty > 0:
+                weight = self.totals.weight + float(rows.weights.sum())
+                penalty = self.penalty.matrix(weight)
             step = self.path.move(self.family, rows, self.quadratic, penalty)
             last = step.last
             if not all(np.isfinite(part).all() for part in (np.diag(last.sums.J), *last.sums[1:])):
@@ -169,7 +172,7 @@ class OnePassState:
                 )
             meat = None
             if self.config.meat:
-                meat = outer_products(rows.Z, rows.weights[:, None] * last.score)
+                meat = outer_products(rows, rows.weights[:, None] * last.score)
             self.quadratic.add(last.sums, meat)
             null_eta = self.null_model.add(self.family, rows, self.totals)
             self.sample.offer(rows, last.eta, null_eta, step.key)

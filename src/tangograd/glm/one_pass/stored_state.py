@@ -171,7 +171,7 @@ def _rows(fields: Fields, prefix: str, q: int) -> WorkingRows:
     Z = fields.array(f"{prefix}Z", (None, q))
     n = len(Z)
     y, weights, offset = (fields.array(f"{prefix}{name}", (n,)) for name in _ROWS[1:4])
-    return WorkingRows(Z, y, weights, offset, fields.array(f"{prefix}number", (n,), np.int64))
+    return WorkingRows.of(Z, y, weights, offset, fields.array(f"{prefix}number", (n,), np.int64))
 
 
 def _sample(fields: Fields, config: OnePassConfig, q: int, outputs: int) -> RowSample:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
+from tangograd.glm.numerics.jit import compiled
 from tangograd.glm.one_pass.working_rows import WorkingRows
 
 Array = NDArray[np.float64]
@@ -53,9 +55,7 @@ class RunningTotals:
     def add(self, family: Family, rows: WorkingRows, loss: float, pearson: float) -> None:
         """Add rows with their Σ w loss and Σ w s²/f on the path."""
         w, y = rows.weights, rows.y
-        weight = float(w.sum())
-        mean = float(w @ y) / weight
-        steps = np.diff(y) if np.isnan(self.last) else np.diff(y, prepend=self.last)
+        weight, total, variation, neighbours = target_sums(y, w, self.last)
         classes: Array = np.zeros(0)
         if family.outputs > 1:
             counts = np.bincount(y.astype(np.int64), w, family.outputs + 1)
@@ -66,12 +66,12 @@ class RunningTotals:
                 weight=weight,
                 loss=loss,
                 pearson=pearson,
-                target=mean * weight,
-                variation=float(w @ (y - mean) ** 2),
+                target=total,
+                variation=variation,
                 saturated=float(w @ family.saturated_loss(y)),
                 normalizer=float(w @ family.log_normalizer(y)),
-                pairs=len(steps),
-                neighbours=float(steps @ steps),
+                pairs=len(y) - bool(np.isnan(self.last)),
+                neighbours=neighbours,
                 classes=classes,
                 last=float(y[-1]),
             )
@@ -107,3 +107,19 @@ class RunningTotals:
             seen = self.classes[self.classes > 0]
             return float(-(seen * np.log(seen / self.weight)).sum())
         return float(family.constant_loss(self.mean, self.weight, self.variation))
+
+
+@compiled
+def target_sums(y: Array, w: Array, last: float) -> tuple[float, float, float, float]:
+    """Return Σ w, Σ w y, Σ w (y - mean)² and Σ (y - y')² over neighbours, ``last`` the first."""
+    weight, total, neighbours = 0.0, 0.0, 0.0
+    before = y[0] if math.isnan(last) else last
+    for i in range(len(y)):
+        weight += w[i]
+        total += w[i] * y[i]
+        neighbours += (y[i] - before) ** 2
+        before = y[i]
+    mean, variation = total / weight, 0.0
+    for i in range(len(y)):
+        variation += w[i] * (y[i] - mean) ** 2
+    return weight, total, variation, neighbours
