@@ -118,6 +118,15 @@ class RowBuffer:
         room = self._room[:n]
         return WorkingRows(room, self.columns, y, weights, offset, self._places[:n])
 
+    def __getstate__(self) -> tuple[int, int, WorkingRows]:
+        rows = self.rows()
+        return self.size, self.columns, rows.take(slice(None))
+
+    def __setstate__(self, stored: tuple[int, int, WorkingRows]) -> None:
+        size, columns, rows = stored
+        RowBuffer.__init__(self, size, columns)
+        self.restore(rows)
+
     def restore(self, rows: WorkingRows) -> None:
         """Set the rows."""
         self.count = len(rows)
