@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.numerics.gram import padded
+from tangograd.glm.numerics.gram import padded, zeros
 from tangograd.glm.numerics.jit import REORDERED, Compiled, helper
 
 Array = NDArray[np.float64]
@@ -106,9 +106,9 @@ def begin_numbers(path: PathArrays, places: Columns) -> Numbers:
     own[: count - 1] = places
     own[count - 1] = path.theta.shape[1] - 1
     size = padded(count)
-    m, x = np.zeros(size), np.zeros(size)
-    theta, v = np.zeros((outputs, size)), np.zeros((outputs, size))
-    C, S = np.zeros((outputs, size)), np.zeros((outputs, size))
+    room = zeros(2 + 4 * outputs, size)  # no vector of them lies across two lines of the cache
+    m, x, rest = room[0], room[1], room[2:].reshape(4, outputs, size)
+    theta, v, C, S = rest[0], rest[1], rest[2], rest[3]
     for j in range(count - 1):
         m[j] = path.center[own[j]]
         x[j] = -m[j]  # also of columns that this matrix does not have

@@ -310,7 +310,7 @@ def learn_rows(
             a[i] *= row_gamma
         block.X.update_row(n, work, keep, dt, a, f)
         q_sum += trace
-        q_squared += square * (stable / gamma)
+        q_squared += square * (stable / gamma if stable < gamma else 1.0)
         noise += row_gamma * square
         limited += row_gamma < gamma
         weight += w
