@@ -81,8 +81,8 @@ class DesignMatrix(Compiled):
         """Return some columns, shape (n, len(which))."""
         raise NotImplementedError
 
-    def extremes(self) -> tuple[Array, Array]:
-        """Return the least and the largest value of each column; there must be rows."""
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        """Return the least and the largest value of each column, or of some; there must be rows."""
         raise NotImplementedError
 
     def first_not_finite(self) -> tuple[int, int, float] | None:

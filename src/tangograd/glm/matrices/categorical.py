@@ -99,11 +99,16 @@ class Categorical(DesignMatrix, _CategoricalFields):
                 result[:, at] = (self.codes == column).any(axis=1)
         return result
 
-    def extremes(self) -> tuple[Array, Array]:
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
         rows = np.bincount(self.codes.ravel() + 1, minlength=self.width + 1)[1:]
         low, high = (rows == len(self.codes)).astype(np.float64), (rows > 0).astype(np.float64)
-        low[self.places], high[self.places] = self.numbers.min(axis=0), self.numbers.max(axis=0)
-        return low, high
+        own = np.arange(len(self.places))
+        if which is not None:
+            own = np.flatnonzero(np.isin(self.places, which))
+        if len(own):
+            part = self.numbers[:, own]
+            low[self.places[own]], high[self.places[own]] = part.min(axis=0), part.max(axis=0)
+        return (low, high) if which is None else (low[which], high[which])
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
         found = Dense(self.numbers).first_not_finite()

@@ -86,8 +86,8 @@ class Csr(DesignMatrix, _CsrFields):
     def columns(self, which: Sequence[int]) -> Array:
         return np.asarray(self.scipy()[:, which].toarray(), dtype=np.float64)
 
-    def extremes(self) -> tuple[Array, Array]:
-        X = self.scipy()
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        X = self.scipy() if which is None or len(which) == self.width else self.scipy()[:, which]
         return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
 
     def first_not_finite(self) -> tuple[int, int, float] | None:

@@ -58,8 +58,10 @@ class Dense(DesignMatrix, _DenseFields):
     def columns(self, which: Sequence[int]) -> Array:
         return np.asarray(self.values[:, which], dtype=np.float64)
 
-    def extremes(self) -> tuple[Array, Array]:
-        return self.values.min(axis=0), self.values.max(axis=0)
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        some = which is not None and len(which) < self.values.shape[1]
+        values = self.values[:, which] if some else self.values
+        return values.min(axis=0), values.max(axis=0)
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
         with np.errstate(invalid="ignore", over="ignore"):  # the sum is a quick first look

@@ -248,9 +248,9 @@ def compiled_method(function: Any = None, **flags: Any) -> Any:
     def method(self: Any, *_: Any) -> Any:
         return getattr(self.instance_class, name)
 
-    cast(Any, overload_method)(CompiledType, name, jit_options={**FLAGS, "forceinline": True, **flags}, strict=False)(
-        method
-    )
+    cast(Any, overload_method)(
+        CompiledType, name, jit_options={**FLAGS, "forceinline": True, **flags}, strict=False
+    )(method)
     return function
 
 
