@@ -95,8 +95,8 @@ class OnePass:
         self.family, self.columns = family, columns
         self.outputs = family.outputs
         self.alpha, self.intercept = float(alpha), bool(intercept)
-        self.options = TangoOptions(self.alpha, fisher == "sampled", self.intercept)
-        self.rng = np.random.default_rng(seed)
+        self.options = TangoOptions(self.alpha, self.intercept)
+        self.rng = np.random.default_rng(seed) if fisher == "sampled" else None
         self.covariance = covariance
         self.streaming = False
         self.passes = 1

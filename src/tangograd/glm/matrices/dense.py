@@ -13,7 +13,9 @@ from tangograd.glm.matrices.row_steps import (
     Numbers,
     PathArrays,
     begin_numbers,
+    center_numbers,
     flush_numbers,
+    new_numbers,
     predict_numbers,
     update_numbers,
 )
@@ -91,11 +93,15 @@ class Dense(DesignMatrix, _DenseFields):
     def new_gram(self, center: Array, intercept: bool) -> DenseGram:
         return DenseGram(center, intercept)
 
-    def begin(self, path: PathArrays) -> Numbers:
-        return begin_numbers(path, np.arange(path.theta.shape[1] - 1))
+    def workspace(self, path: PathArrays) -> Numbers:
+        return new_numbers(path, np.arange(path.theta.shape[1] - 1))
+
+    def begin(self, path: PathArrays, work: Any) -> None:
+        begin_numbers(path, work)
 
     def predict_row(self, n: int, work: Any, eta: Array, t: Array, q: Array) -> None:
-        predict_numbers(self.values, n, work, eta, t, q)
+        center_numbers(self.values, n, work)
+        predict_numbers(work, eta, t, q)
 
     def update_row(self, n: int, work: Any, keep: float, dt: float, a: Array, f: Array) -> None:
         update_numbers(work, keep, dt, a, f)
