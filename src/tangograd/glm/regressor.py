@@ -15,11 +15,11 @@ from sklearn.utils.validation import (
 )
 
 from tangograd.glm.checks import checked_weights
+from tangograd.glm.families import Family, by_name, means
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept, predictor_errors
-from tangograd.glm.old_families import Family, family
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block
 from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
@@ -92,7 +92,7 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         self.random_state = random_state
 
     def _family(self) -> Family:
-        return family(self.family, self.link)
+        return by_name(self.family, self.link)
 
     def _codes(self, y: NDArray[Any]) -> Array:
         numbers = np.ascontiguousarray(y, dtype=np.float64)
@@ -167,14 +167,14 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
             interval: a level such as 0.95; the result is then (mean, low, high), an interval for
                 the mean that reflects the uncertainty of the coefficients.
         """
-        X, eta = self._predictors(X, offset, exposure)
+        matrix, eta = self._predictors(X, offset, exposure)
         model_family, eta = self._family(), eta[:, 0]
         if interval is None:
-            return model_family.mean(eta)
+            return means(model_family, eta)
         if not 0 < interval < 1:
             raise ValueError(f"interval must be a level between 0 and 1; got {interval!r}")
-        width = norm.ppf(0.5 + interval / 2) * predictor_errors(self.fitted_, X)
-        return tuple(model_family.mean(at) for at in (eta, eta - width, eta + width))  # type: ignore[return-value]
+        width = norm.ppf(0.5 + interval / 2) * predictor_errors(self.fitted_, matrix)
+        return tuple(means(model_family, at) for at in (eta, eta - width, eta + width))  # type: ignore[return-value]
 
     def score(
         self,
@@ -185,13 +185,13 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         exposure: ArrayLike | None = None,
     ) -> float:
         """D², the share of the deviance that an intercept leaves: R² for gaussian models."""
-        X, eta = self._predictors(X, offset, exposure)
-        check_consistent_length(X, y)
+        matrix, eta = self._predictors(X, offset, exposure)
+        check_consistent_length(eta, y)
         y = self._codes(column_or_1d(y))
         w = checked_weights(sample_weight, len(y))
         model_family, shift = self._family(), self._offset(len(y), offset, exposure)
         tally = Tally(model_family, 2)
-        tally.add([Rows(X, y, w, shift)], 0.0, 0.0)
+        tally.add([Block(matrix, y, w, shift)], 0.0, 0.0)
         null = tally.null_predictor() + shift
         total = float(w @ model_family.unit_deviance(y, null))
         left = float(w @ model_family.unit_deviance(y, eta[:, 0]))
@@ -205,12 +205,13 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
             raise ValueError("this is a classifier: load it with TangoClassifier.load")
         chosen: str | Family = fitted.family
         if fitted.parameters:
-            chosen = family(fitted.family, fitted.link, **fitted.parameters)
+            chosen = by_name(fitted.family, fitted.link, **fitted.parameters)
         link = None if fitted.parameters else fitted.link
         with_intercept = has_intercept(fitted)
         return cls(chosen, link, alpha=fitted.alpha, fit_intercept=with_intercept)._restore(fitted)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self._family().name not in ("gaussian", "binomial")
+        support = self._family().support
+        tags.target_tags.positive_only = support.lower == 0 and np.isinf(support.upper)
         return tags

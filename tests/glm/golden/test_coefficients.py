@@ -12,6 +12,8 @@ def test_results(case):
     for part, found in CASES[case]().items():
         expected = recorded[f"{case}: {part}"]
         scale = np.abs(expected[np.isfinite(expected)]).max(initial=0.0)
+        # Fisher scoring in memory ends when a step is worth 1e-8 standard errors
+        close = 1e-9 if "in memory" in case else 1e-12
         np.testing.assert_allclose(
-            found, expected, rtol=1e-10, atol=1e-12 * scale, err_msg=part, equal_nan=True
+            found, expected, rtol=1e-10, atol=close * scale, err_msg=part, equal_nan=True
         )

@@ -205,9 +205,9 @@ class TestTaken:
 
 
 @compiled
-def steps(X, path, keep, dt, a, f, predicted):
+def steps(X, path, work, keep, dt, a, f, predicted):
     """As many steps of the recursion as X has rows, with given gains."""
-    work = X.begin(path)
+    X.begin(path, work)
     for n in range(len(keep)):
         X.predict_row(n, work, predicted[n, 0], predicted[n, 1], predicted[n, 2])
         X.update_row(n, work, keep[n], dt[n], a[n], f[n])
@@ -219,9 +219,9 @@ def test_read_only_arrays_need_no_compilation_of_their_own():
     values.flags.writeable = False
     given = (np.ones(3), np.ones(3), np.ones((3, 1)), np.ones((3, 1)), np.empty((3, 3, 1)))
     path = PathArrays(*(np.zeros((1, WIDTH + 1)) for _ in range(4)), CENTER)
-    steps(X, path, *given)
+    steps(X, path, X.workspace(path), *given)
     known = len(steps.signatures)
-    steps(Dense(values), path, *given)
+    steps(Dense(values), path, X.workspace(path), *given)
     assert len(steps.signatures) == known
 
 
@@ -240,7 +240,7 @@ def test_steps_of_the_recursion(kind, outputs):
     f = np.abs(f)
     path = PathArrays(theta.copy(), v.copy(), C, S.copy(), LATER)
     found = np.empty((N, 3, outputs))
-    steps(X, path, keep, dt, a, f, found)
+    steps(X, path, X.workspace(path), keep, dt, a, f, found)
     expected = np.empty_like(found)
     for n in range(N):
         expected[n] = theta @ z[n], v @ z[n], C @ z[n] ** 2

@@ -26,9 +26,9 @@ from tangograd.glm.designs.blueprint import Policy
 from tangograd.glm.designs.design import Design, plan
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
+from tangograd.glm.families import by_name
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import INTERCEPT
-from tangograd.glm.old_families import family
 from tangograd.glm.reports.summary import Summary
 from tangograd.glm.reports.wording import plural
 from tangograd.glm.tables.readers import Batch, Table, open_table
@@ -102,7 +102,6 @@ class _Fit:
         engine = OnePass(
             target.family,
             len(self.design.names),
-            classes=2 if target.classes is None else len(target.classes),
             alpha=options.alpha or 0.0,
             intercept=self.design.intercept,
             fisher=options.fisher,
@@ -292,7 +291,7 @@ def _check_family(options: FitOptions) -> None:
             raise UsageError("--link, --power and --dispersion go with a --family")
     elif options.family != "multinomial":
         try:
-            family(options.family, options.link, **options.parameters)
+            by_name(options.family, options.link, **options.parameters)
         except ValueError as error:
             raise UsageError(str(error)) from error
 

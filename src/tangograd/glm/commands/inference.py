@@ -14,8 +14,8 @@ from tangograd.glm.designs.columns import Kind
 from tangograd.glm.designs.labels import did_you_mean, label
 from tangograd.glm.designs.layout import shown
 from tangograd.glm.errors import DataError
+from tangograd.glm.families import Family, by_name
 from tangograd.glm.fitted import Array
-from tangograd.glm.old_families import Family, family, multinomial
 
 Label = str | int | float | bool
 #: texts of more classes than this are taken for something else than a target
@@ -128,9 +128,11 @@ def infer(
     if name is None:
         name, why = _inferred(column, kind, found, named=labels is not None)
         reason = f"{name} was inferred, as {column!r} {why}"
-    chosen = multinomial() if name == "multinomial" else family(name, link, **options)
-    if name == "multinomial" and (link not in (None, "logit") or options):
-        raise ValueError("multinomial has the link logit and no parameters")
+    if name == "multinomial":
+        if link not in (None, "logit") or options:
+            raise ValueError("multinomial has the link logit and no parameters")
+        options = {"count": max(len(found), 2)}
+    chosen = by_name(name, link, **options)
     target = Target(column, chosen, reason=reason if inferred else "")
     if name not in ("binomial", "multinomial"):
         if kind == "text":

@@ -81,8 +81,8 @@ class DesignMatrix(Compiled):
         """Return some columns, shape (n, len(which))."""
         raise NotImplementedError
 
-    def extremes(self) -> tuple[Array, Array]:
-        """Return the least and the largest value of each column; there must be rows."""
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        """Return the least and the largest value of each column, or of some; there must be rows."""
         raise NotImplementedError
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
@@ -119,11 +119,15 @@ class DesignMatrix(Compiled):
         """Return an empty sum of rows of this kind; without an intercept, z ends in 0."""
         raise NotImplementedError
 
-    # --- one row of TANGO's recursion, compiled
+    # --- TANGO's recursion, row by row; compiled
+
+    def workspace(self, path: PathArrays) -> Any:
+        """Return arrays for the methods that follow, which allocate none."""
+        raise NotImplementedError
 
     @compiled_method
-    def begin(self, path: PathArrays) -> Any:
-        """Return what the next two methods work on, made from θ, v, C and S."""
+    def begin(self, path: PathArrays, work: Any) -> None:
+        """Take θ, v, C and S over from the path."""
         raise NotImplementedError
 
     @compiled_method(fastmath=REORDERED)

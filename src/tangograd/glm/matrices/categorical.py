@@ -16,7 +16,10 @@ from tangograd.glm.matrices.row_steps import (
     PathArrays,
     begin_entries,
     begin_numbers,
+    center_numbers,
     flush_entries,
+    new_entries,
+    new_numbers,
     owe_center,
     predict_entries,
     predict_numbers,
@@ -99,11 +102,16 @@ class Categorical(DesignMatrix, _CategoricalFields):
                 result[:, at] = (self.codes == column).any(axis=1)
         return result
 
-    def extremes(self) -> tuple[Array, Array]:
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
         rows = np.bincount(self.codes.ravel() + 1, minlength=self.width + 1)[1:]
         low, high = (rows == len(self.codes)).astype(np.float64), (rows > 0).astype(np.float64)
-        low[self.places], high[self.places] = self.numbers.min(axis=0), self.numbers.max(axis=0)
-        return low, high
+        own = np.arange(len(self.places))
+        if which is not None:
+            own = np.flatnonzero(np.isin(self.places, which))
+        if len(own):
+            part = self.numbers[:, own]
+            low[self.places[own]], high[self.places[own]] = part.min(axis=0), part.max(axis=0)
+        return (low, high) if which is None else (low[which], high[which])
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
         found = Dense(self.numbers).first_not_finite()
@@ -149,12 +157,17 @@ class Categorical(DesignMatrix, _CategoricalFields):
     def new_gram(self, center: Array, intercept: bool) -> CategoricalGram:
         return CategoricalGram(self.places, center, intercept)
 
-    def begin(self, path: PathArrays) -> tuple[Numbers, Entries]:
-        return begin_numbers(path, self.places), begin_entries(path, self.places)
+    def workspace(self, path: PathArrays) -> tuple[Numbers, Entries]:
+        return new_numbers(path, self.places), new_entries(path, self.places)
+
+    def begin(self, path: PathArrays, work: Any) -> None:
+        begin_numbers(path, work[0])
+        begin_entries(work[1])
 
     def predict_row(self, n: int, work: Any, eta: Array, t: Array, q: Array) -> None:
-        numbers, entries = work
-        predict_numbers(self.numbers, n, numbers, eta, t, q)
+        numbers, entries = work[0], work[1]
+        center_numbers(self.numbers, n, numbers)
+        predict_numbers(numbers, eta, t, q)
         for i in range(len(eta)):
             x_u, x_phi, x_Cm, x_Cx = 0.0, 0.0, 0.0, 0.0
             for e in range(self.codes.shape[1]):
@@ -167,7 +180,7 @@ class Categorical(DesignMatrix, _CategoricalFields):
             predict_entries(entries, i, (x_u, x_phi, x_Cm, x_Cx), eta, t, q)
 
     def update_row(self, n: int, work: Any, keep: float, dt: float, a: Array, f: Array) -> None:
-        numbers, entries = work
+        numbers, entries = work[0], work[1]
         update_numbers(numbers, keep, dt, a, f)
         s = entries.factors[0] * keep
         for i in range(len(a)):
@@ -185,7 +198,7 @@ class Categorical(DesignMatrix, _CategoricalFields):
         entries.factors[1] += dt * s
 
     def flush(self, path: PathArrays, work: Any) -> None:
-        numbers, entries = work
+        numbers, entries = work[0], work[1]
         flush_entries(path, entries, numbers)
 
 

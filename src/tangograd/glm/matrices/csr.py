@@ -18,6 +18,8 @@ from tangograd.glm.matrices.row_steps import (
     begin_entries,
     begin_numbers,
     flush_entries,
+    new_entries,
+    new_numbers,
     owe_center,
     predict_entries,
     predict_numbers,
@@ -86,8 +88,8 @@ class Csr(DesignMatrix, _CsrFields):
     def columns(self, which: Sequence[int]) -> Array:
         return np.asarray(self.scipy()[:, which].toarray(), dtype=np.float64)
 
-    def extremes(self) -> tuple[Array, Array]:
-        X = self.scipy()
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        X = self.scipy() if which is None or len(which) == self.width else self.scipy()[:, which]
         return X.min(axis=0).toarray().ravel(), X.max(axis=0).toarray().ravel()
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
@@ -123,13 +125,17 @@ class Csr(DesignMatrix, _CsrFields):
     def new_gram(self, center: Array, intercept: bool) -> CsrGram:
         return CsrGram(center, intercept)
 
-    def begin(self, path: PathArrays) -> tuple[Numbers, Entries]:
+    def workspace(self, path: PathArrays) -> tuple[Numbers, Entries]:
         none = np.empty(0, np.int64)
-        return begin_numbers(path, none), begin_entries(path, none)
+        return new_numbers(path, none), new_entries(path, none)
+
+    def begin(self, path: PathArrays, work: Any) -> None:
+        begin_numbers(path, work[0])
+        begin_entries(work[1])
 
     def predict_row(self, n: int, work: Any, eta: Array, t: Array, q: Array) -> None:
-        numbers, entries = work
-        predict_numbers(np.empty((1, 0)), 0, numbers, eta, t, q)
+        numbers, entries = work[0], work[1]
+        predict_numbers(numbers, eta, t, q)
         for i in range(len(eta)):
             u, phi, C, Cm = entries.v[i], entries.theta[i], entries.C[i], entries.Cm[i]
             x_u, x_phi, x_Cm, x_Cx = 0.0, 0.0, 0.0, 0.0
@@ -142,7 +148,7 @@ class Csr(DesignMatrix, _CsrFields):
             predict_entries(entries, i, (x_u, x_phi, x_Cm, x_Cx), eta, t, q)
 
     def update_row(self, n: int, work: Any, keep: float, dt: float, a: Array, f: Array) -> None:
-        numbers, entries = work
+        numbers, entries = work[0], work[1]
         update_numbers(numbers, keep, dt, a, f)
         s = entries.factors[0] * keep
         for i in range(len(a)):
@@ -160,7 +166,7 @@ class Csr(DesignMatrix, _CsrFields):
         entries.factors[1] += dt * s
 
     def flush(self, path: PathArrays, work: Any) -> None:
-        numbers, entries = work
+        numbers, entries = work[0], work[1]
         flush_entries(path, entries, numbers)
 
 

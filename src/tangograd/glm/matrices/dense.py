@@ -13,7 +13,9 @@ from tangograd.glm.matrices.row_steps import (
     Numbers,
     PathArrays,
     begin_numbers,
+    center_numbers,
     flush_numbers,
+    new_numbers,
     predict_numbers,
     update_numbers,
 )
@@ -58,8 +60,10 @@ class Dense(DesignMatrix, _DenseFields):
     def columns(self, which: Sequence[int]) -> Array:
         return np.asarray(self.values[:, which], dtype=np.float64)
 
-    def extremes(self) -> tuple[Array, Array]:
-        return self.values.min(axis=0), self.values.max(axis=0)
+    def extremes(self, which: NDArray[np.int64] | None = None) -> tuple[Array, Array]:
+        some = which is not None and len(which) < self.values.shape[1]
+        values = self.values[:, which] if some else self.values
+        return values.min(axis=0), values.max(axis=0)
 
     def first_not_finite(self) -> tuple[int, int, float] | None:
         with np.errstate(invalid="ignore", over="ignore"):  # the sum is a quick first look
@@ -89,11 +93,15 @@ class Dense(DesignMatrix, _DenseFields):
     def new_gram(self, center: Array, intercept: bool) -> DenseGram:
         return DenseGram(center, intercept)
 
-    def begin(self, path: PathArrays) -> Numbers:
-        return begin_numbers(path, np.arange(path.theta.shape[1] - 1))
+    def workspace(self, path: PathArrays) -> Numbers:
+        return new_numbers(path, np.arange(path.theta.shape[1] - 1))
+
+    def begin(self, path: PathArrays, work: Any) -> None:
+        begin_numbers(path, work)
 
     def predict_row(self, n: int, work: Any, eta: Array, t: Array, q: Array) -> None:
-        predict_numbers(self.values, n, work, eta, t, q)
+        center_numbers(self.values, n, work)
+        predict_numbers(work, eta, t, q)
 
     def update_row(self, n: int, work: Any, keep: float, dt: float, a: Array, f: Array) -> None:
         update_numbers(work, keep, dt, a, f)

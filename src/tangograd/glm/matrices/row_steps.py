@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.numerics.gram import padded
+from tangograd.glm.numerics.gram import padded, zeros
 from tangograd.glm.numerics.jit import REORDERED, Compiled, helper
 
 Array = NDArray[np.float64]
@@ -48,7 +48,17 @@ class PathArrays(Compiled, _PathFields):
     """
 
 
-class Numbers(NamedTuple):
+class _NumbersFields(NamedTuple):
+    places: Columns
+    m: Array
+    x: Array
+    theta: Array
+    v: Array
+    C: Array
+    S: Array
+
+
+class Numbers(Compiled, _NumbersFields):
     """Columns that are used in every row, together in memory; padded by zeros.
 
     Attributes:
@@ -61,16 +71,21 @@ class Numbers(NamedTuple):
         S: their sums of Fisher diagonals.
     """
 
-    places: Columns
-    m: Array
-    x: Array
+
+class _EntriesFields(NamedTuple):
     theta: Array
     v: Array
     C: Array
     S: Array
+    m: Array
+    Cm: Array
+    m_square: Array
+    owed: Array
+    fisher: Array
+    factors: Array
 
 
-class Entries(NamedTuple):
+class Entries(Compiled, _EntriesFields):
     """Columns of which a row has few.
 
     Attributes:
@@ -86,38 +101,28 @@ class Entries(NamedTuple):
         factors: s and b.
     """
 
-    theta: Array
-    v: Array
-    C: Array
-    S: Array
-    m: Array
-    Cm: Array
-    m_square: Array
-    owed: Array
-    fisher: Array
-    factors: Array
+
+def new_numbers(path: PathArrays, places: Columns) -> Numbers:
+    """Return room for the numbers in some columns, and the intercept."""
+    outputs, size = len(path.theta), padded(len(places) + 1)
+    room = zeros(2 + 4 * outputs, size)  # no vector of them lies across two lines of the cache
+    own = np.append(places, path.theta.shape[1] - 1)
+    return Numbers(own, room[0], room[1], *room[2:].reshape(4, outputs, size))
 
 
 @helper
-def begin_numbers(path: PathArrays, places: Columns) -> Numbers:
-    """Return copies of the coefficients of some columns, and of the intercept."""
-    count, outputs = len(places) + 1, len(path.theta)
-    own = np.empty(count, np.int64)
-    own[: count - 1] = places
-    own[count - 1] = path.theta.shape[1] - 1
-    size = padded(count)
-    m, x = np.zeros(size), np.zeros(size)
-    theta, v = np.zeros((outputs, size)), np.zeros((outputs, size))
-    C, S = np.zeros((outputs, size)), np.zeros((outputs, size))
-    for j in range(count - 1):
-        m[j] = path.center[own[j]]
-        x[j] = -m[j]  # also of columns that this matrix does not have
-    x[count - 1] = 1.0
-    for i in range(outputs):
-        for j in range(count):
-            theta[i, j], v[i, j] = path.theta[i, own[j]], path.v[i, own[j]]
-            C[i, j], S[i, j] = path.C[i, own[j]], path.S[i, own[j]]
-    return Numbers(own, m, x, theta, v, C, S)
+def begin_numbers(path: PathArrays, part: Numbers) -> None:
+    """Copy the coefficients of the columns."""
+    last = len(part.places) - 1
+    for j in range(last):
+        part.m[j] = path.center[part.places[j]]
+        part.x[j] = -part.m[j]  # also of columns that this matrix does not have
+    part.x[last] = 1.0
+    for i in range(len(part.theta)):
+        for j in range(last + 1):
+            place = part.places[j]
+            part.theta[i, j], part.v[i, j] = path.theta[i, place], path.v[i, place]
+            part.C[i, j], part.S[i, j] = path.C[i, place], path.S[i, place]
 
 
 @helper
@@ -130,12 +135,17 @@ def flush_numbers(path: PathArrays, part: Numbers) -> None:
             path.S[i, place] = part.S[i, j]
 
 
-@helper(fastmath=REORDERED)
-def predict_numbers(values: Array, n: int, part: Numbers, eta: Array, t: Array, q: Array) -> None:
-    """Write z·θ, z·v and zᵀCz of row n of the values, for each output."""
-    x = part.x
+@helper
+def center_numbers(values: Array, n: int, part: Numbers) -> None:
+    """Take row n of the values into work."""
     for j in range(values.shape[1]):
-        x[j] = values[n, j] - part.m[j]
+        part.x[j] = values[n, j] - part.m[j]
+
+
+@helper(fastmath=REORDERED)
+def predict_numbers(part: Numbers, eta: Array, t: Array, q: Array) -> None:
+    """Write z·θ, z·v and zᵀCz of the row in work, for each output."""
+    x = part.x
     for i in range(len(eta)):
         theta, v, C = part.theta[i], part.v[i], part.C[i]
         along_theta, along_v, square = 0.0, 0.0, 0.0
@@ -160,24 +170,29 @@ def update_numbers(part: Numbers, keep: float, dt: float, a: Array, f: Array) ->
             S[j] += f_i * x[j] * x[j]
 
 
-@helper
-def begin_entries(path: PathArrays, numbers: Columns) -> Entries:
-    """Return the state of columns with entries: all but those of numbers."""
-    outputs, width = path.theta.shape[0], path.theta.shape[1] - 1
+def new_entries(path: PathArrays, numbers: Columns) -> Entries:
+    """Return room for columns with entries: all but those of numbers."""
+    outputs, size = path.theta.shape
     m = path.center.copy()
-    for column in numbers:
-        m[column] = 0.0
-    Cm, m_square, owed = np.empty((outputs, width)), np.zeros(outputs), np.zeros((outputs, 4))
-    for i in range(outputs):
-        for j in range(width):
-            Cm[i, j] = path.C[i, j] * m[j]
-            m_square[i] += Cm[i, j] * m[j]
-            owed[i, 2] += m[j] * path.v[i, j]
-            owed[i, 3] += m[j] * path.theta[i, j]
-    factors = np.array([1.0, 0.0])
-    return Entries(
-        path.theta, path.v, path.C, path.S, m, Cm, m_square, owed, np.zeros(outputs), factors
-    )
+    m[numbers] = 0.0
+    Cm, one = np.empty((outputs, size - 1)), np.empty((2, outputs))
+    owed, factors = np.empty((outputs, 4)), np.empty(2)
+    return Entries(*path[:4], m, Cm, one[0], owed, one[1], factors)
+
+
+@helper
+def begin_entries(part: Entries) -> None:
+    """Start from whole coefficients, in the path's arrays."""
+    for i in range(len(part.theta)):
+        part.m_square[i], part.fisher[i] = 0.0, 0.0
+        for k in range(4):
+            part.owed[i, k] = 0.0
+        for j in range(len(part.m)):
+            part.Cm[i, j] = part.C[i, j] * part.m[j]
+            part.m_square[i] += part.Cm[i, j] * part.m[j]
+            part.owed[i, 2] += part.m[j] * part.v[i, j]
+            part.owed[i, 3] += part.m[j] * part.theta[i, j]
+    part.factors[0], part.factors[1] = 1.0, 0.0
 
 
 @helper
@@ -195,7 +210,7 @@ def predict_entries(
         q: gets zᵀCz.
     """
     x_u, x_phi, x_Cm, x_Cx = sums
-    r, rho, m_u, m_phi = part.owed[i]
+    r, rho, m_u, m_phi = part.owed[i, 0], part.owed[i, 1], part.owed[i, 2], part.owed[i, 3]
     along_u = x_u - r * x_Cm - (m_u - r * part.m_square[i])
     along_phi = x_phi - rho * x_Cm - (m_phi - rho * part.m_square[i])
     eta[i] += along_phi - part.factors[1] * along_u
@@ -226,9 +241,9 @@ def owe_center(part: Entries, i: int, gain: float, x_Cm: float, f: float) -> Non
 def flush_entries(path: PathArrays, part: Entries, numbers: Numbers) -> None:
     """Make θ, v and S of columns with entries whole, and write those of the numbers back."""
     outputs, width = path.theta.shape[0], path.theta.shape[1] - 1
-    s, b = part.factors
+    s, b = part.factors[0], part.factors[1]
     for i in range(outputs):
-        r, rho, _, _ = part.owed[i]
+        r, rho = part.owed[i, 0], part.owed[i, 1]
         total = numbers.S[i, len(numbers.places) - 1]
         for j in range(width):
             u = path.v[i, j] - r * part.Cm[i, j]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.numerics.jit import compiled, helper
+from tangograd.glm.numerics.jit import compiled
 
 _GOLDEN = np.uint64(0x9E3779B97F4A7C15)
 _SEED = np.uint64(0xD1B54A32D192ED03)
@@ -17,7 +17,7 @@ _FIRST, _SECOND = np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 _30, _27, _31, _11 = (np.uint64(bits) for bits in (30, 27, 31, 11))
 
 
-@helper
+@compiled
 def row_hash(row: int, seed: int) -> int:
     """Return 64 random bits of a row."""
     x = np.uint64(row) * _GOLDEN + np.uint64(seed) * _SEED
@@ -26,7 +26,7 @@ def row_hash(row: int, seed: int) -> int:
     return x ^ (x >> _31)  # type: ignore[return-value]
 
 
-@helper
+@compiled
 def row_uniform(row: int, seed: int) -> float:
     """Return a random number of a row, in the open interval (0, 1)."""
     return (float(row_hash(row, seed) >> _11) + 0.5) / 2.0**53

@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
+from tangograd.glm.matrices import Block, split
 from tangograd.glm.one_pass.diagnostics import Diagnosis, describe
 from tangograd.glm.one_pass.finish import Finish
 from tangograd.glm.one_pass.solution import Solution, solution
 from tangograd.glm.one_pass.start import fit_start
 from tangograd.glm.one_pass.state import OnePassConfig, OnePassState
-from tangograd.glm.rows import Matrix, Rows, is_sparse
 from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
@@ -43,7 +43,7 @@ class ExactFit:
     def __init__(
         self,
         family: Family,
-        head: list[Rows],
+        head: list[Block],
         columns: int,
         config: OnePassConfig,
         *,
@@ -51,10 +51,10 @@ class ExactFit:
         intercept: bool = True,
         theta: Array | None = None,
     ) -> None:
-        X = np.concatenate([_widened(_dense(rows.solid().X), columns) for rows in head])
+        X = np.concatenate([rows.X.widened(columns).toarray() for rows in head])
         y, weights, offset = (
             np.concatenate([np.asarray(getattr(rows, name)) for rows in head])
-            for name in ("y", "w", "offset")
+            for name in ("y", "weights", "offset")
         )
         most = start_rows
         start = fit_start(
@@ -71,16 +71,11 @@ class ExactFit:
         self.best: tuple[OnePassState, Finish] | None = None
         self._found: tuple[OnePassState, Finish] | None = None
 
-    def update(self, rows: Rows) -> None:
+    def update(self, rows: Block) -> None:
         """Learn from rows."""
         self._found = None
-        rows = rows.plain()
-        size = self.state.block_rows
-        for begin in range(0, len(rows), size):
-            part = rows.take(slice(begin, begin + size))
-            numbers = None if part.order is None else np.asarray(part.order, np.int64)
-            part = part.solid()
-            self.state.update(_dense(part.X), part.y, part.w, part.offset, numbers)
+        for part in split(rows, self.state.pending.size):
+            self.state.update(part.X.toarray(), part.y, part.weights, part.offset)
 
     def grow(self, columns: int) -> None:
         """Add columns after those known."""
@@ -108,7 +103,7 @@ class ExactFit:
         tally.loss, tally.pearson, tally.saturated = (
             unit * scale**2 * part for part in (totals.loss, totals.pearson, totals.saturated)
         )
-        tally.base = unit * totals.normalizer
+        tally.normalizer = unit * totals.normalizer
         if len(totals.classes):
             tally.classes = unit * totals.classes
         if state.null_model.active:
@@ -221,12 +216,3 @@ def _without(diagnoses: tuple[Diagnosis, ...], constant: list[int]) -> list[Diag
         else:
             result.append(each)
     return result
-
-
-def _dense(X: Matrix) -> Array:
-    """Return rows as a dense matrix of float64."""
-    return np.asarray(X.toarray() if is_sparse(X) else X, dtype=np.float64)
-
-
-def _widened(X: Array, columns: int) -> Array:
-    return np.pad(X, ((0, 0), (0, columns - X.shape[1])))

@@ -89,7 +89,6 @@ class TangoState(Compiled, _StateFields):
 
 class _OptionFields(NamedTuple):
     alpha: float = 0.0
-    sampled: bool = False
     intercept: bool = True
 
 
@@ -98,7 +97,6 @@ class TangoOptions(Compiled, _OptionFields):
 
     Attributes:
         alpha: the penalty α of ``mean loss + α/2 ‖θ‖²``.
-        sampled: F̂ is that of pseudo-samples.
         intercept: there is one.
     """
 
@@ -208,7 +206,20 @@ def penalised(
     return with_schedule(state, state.gamma, state.renewal, state.k + rows, rows)
 
 
-class Scratch(NamedTuple):
+class _ScratchFields(NamedTuple):
+    eta: Array
+    t: Array
+    q: Array
+    s: Array
+    a: Array
+    f: Array
+    pseudo_score: Array
+    F: Array
+    F_hat: Array
+    unused: Array
+
+
+class Scratch(Compiled, _ScratchFields):
     """Arrays for the row in work, of shapes (outputs,) and (outputs, outputs).
 
     Attributes:
@@ -218,34 +229,21 @@ class Scratch(NamedTuple):
         s: score of the loss.
         a: multiples of C z that v gains.
         f: w times the diagonal of F.
+        pseudo_score: score of a pseudo-sample.
         F: Fisher information.
         F_hat: F̂; F itself, unless it is sampled.
-        pseudo_score: score of a pseudo-sample.
         unused: observed information.
     """
 
-    eta: Array
-    t: Array
-    q: Array
-    s: Array
-    a: Array
-    f: Array
-    F: Array
-    F_hat: Array
-    pseudo_score: Array
-    unused: Array
+    @classmethod
+    def new(cls, outputs: int, sampled: bool) -> Scratch:
+        """Return arrays for rows."""
+        F, F_hat, unused = np.empty((3, outputs, outputs))
+        rows = tuple(np.empty((7, outputs)))
+        return cls._make((*rows, F, F_hat if sampled else F, unused))
 
 
 @helper
-def new_scratch(outputs: int, sampled: bool) -> Scratch:
-    """Return arrays for rows."""
-    one, two = np.empty((7, outputs)), np.empty((3, outputs, outputs))
-    F_hat = two[1] if sampled else two[0]
-    return Scratch(one[0], one[1], one[2], one[3], one[4], one[5], two[0], F_hat, one[6], two[2])
-
-
-# without reference counts, which cost more than the arithmetic: nothing is allocated here
-@helper(_nrt=False)
 def learn_rows(
     family: Family,
     block: Block,
@@ -254,7 +252,7 @@ def learn_rows(
     scratch: Scratch,
     state: TangoState,
     options: TangoOptions,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     scores: Array,
     fishers: Array,
 ) -> tuple[int, TangoState]:
@@ -268,14 +266,14 @@ def learn_rows(
         scratch: for a row.
         state: before the rows.
         options: of the path.
-        rng: draws pseudo-samples.
+        rng: draws pseudo-samples for F̂, which is F without it.
         scores: gets w s of each row where it was learned from, unless empty.
         fishers: gets w F in the same way, unless empty.
 
     Returns:
         the number of the next row, and the state before it.
     """
-    eta, t, q, s, a, f, F, F_hat, pseudo_score, unused = scratch
+    eta, t, q, s, a, f, pseudo_score, F, F_hat, unused = scratch
     k, dt, gamma, weight, loss = state.k, state.dt, state.gamma, state.weight, state.loss
     q_sum, q_squared, noise = state.q, state.q_squared, state.noise
     pearson, limited, mistakes = state.pearson, state.limited, state.mistakes
@@ -290,7 +288,7 @@ def learn_rows(
             eta[i] += block.offset[n]
             t[i] *= keep
         row_loss = family.derivatives(eta, block.y[n], s, F, unused)
-        if options.sampled:
+        if rng is not None:
             dispersion = 1.0
             if family.estimates_dispersion and pearson > 0:
                 dispersion = pearson / weight
@@ -310,7 +308,7 @@ def learn_rows(
             a[i] *= row_gamma
         block.X.update_row(n, work, keep, dt, a, f)
         q_sum += trace
-        q_squared += square * (stable / gamma)
+        q_squared += square * (stable / gamma if stable < gamma else 1.0)
         noise += row_gamma * square
         limited += row_gamma < gamma
         weight += w
@@ -347,22 +345,24 @@ def learn_rows(
     return n, like(state, values)
 
 
-@compiled
+# without reference counts, which would cost more than the arithmetic: nothing is allocated
+@compiled(_nrt=False)
 def run(
     family: Family,
     block: Block,
     path: PathArrays,
+    work: Any,
+    scratch: Scratch,
     state: TangoState,
     options: TangoOptions,
-    rng: np.random.Generator,
+    rng: np.random.Generator | None,
     scores: Array,
     fishers: Array,
 ) -> TangoState:
     """Learn from a block of rows; return the state after them. Arguments as ``learn_rows``."""
-    scratch = new_scratch(len(path.theta), options.sampled)
     n = 0
     while n < len(block.y):
-        work = block.X.begin(path)
+        block.X.begin(path, work)
         n, state = learn_rows(family, block, n, work, scratch, state, options, rng, scores, fishers)
         block.X.flush(path, work)
         if options.alpha > 0 and state.k >= state.penalty_row:
@@ -381,14 +381,14 @@ class TangoPath:
         arrays: θ, v, C, S and m.
         state: its scalars.
         options: what it does.
-        rng: draws pseudo-samples.
+        rng: draws pseudo-samples for F̂; None for the expected F.
     """
 
     family: Family
     arrays: PathArrays
     state: TangoState
     options: TangoOptions
-    rng: np.random.Generator
+    rng: np.random.Generator | None
 
     @classmethod
     def start(
@@ -398,7 +398,7 @@ class TangoPath:
         center: Array,
         fisher: Array,
         options: TangoOptions,
-        rng: np.random.Generator,
+        rng: np.random.Generator | None = None,
         **statistics: float,
     ) -> TangoPath:
         """Return a path that goes on after rows which were learned from by other means.
@@ -409,7 +409,7 @@ class TangoPath:
             center: m, shape (width,).
             fisher: diagonal of their Fisher information at this estimate, shape of ``theta``.
             options: what the path does.
-            rng: draws pseudo-samples.
+            rng: draws pseudo-samples for F̂; None for the expected F.
             **statistics: fields of the state: ``k``, ``constant``, ``weight`` and the sums.
         """
         arrays = PathArrays(
@@ -436,6 +436,8 @@ class TangoPath:
             self.family,
             block,
             self.arrays,
+            block.X.workspace(self.arrays),
+            Scratch.new(outputs, self.rng is not None),
             self.state,
             self.options,
             self.rng,
