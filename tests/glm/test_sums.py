@@ -11,7 +11,7 @@ rng = np.random.default_rng(0)
 CENTER = rng.normal(size=WIDTH)
 SCORES = rng.normal(size=(N, OUTPUTS))
 FISHERS = rng.normal(size=(N, OUTPUTS, OUTPUTS))
-FISHERS += FISHERS.transpose(0, 2, 1)
+FISHERS = FISHERS @ FISHERS.transpose(0, 2, 1)
 
 
 def expected_of(X, center, intercept, full):

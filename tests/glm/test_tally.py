@@ -32,8 +32,8 @@ def test_sums(name, size):
     assert tally.total == pytest.approx(w @ y, rel=1e-12)
     mean = w @ y / w.sum()
     assert tally.variation == pytest.approx(w @ (y - mean) ** 2, rel=1e-12)
-    assert tally.saturated == pytest.approx(w @ of.saturated(y), rel=1e-12, abs=1e-12)
-    assert tally.base == pytest.approx(w @ of.base(y), rel=1e-12, abs=1e-12)
+    assert tally.saturated == pytest.approx(w @ of.saturated_loss(y), rel=1e-12, abs=1e-12)
+    assert tally.normalizer == pytest.approx(w @ of.log_normalizer(y), rel=1e-12, abs=1e-12)
 
 
 @every_family
@@ -102,7 +102,7 @@ def test_the_trace_is_the_mean_loss_since_the_last_note():
     noted = 0
     for block in split(rows(np.zeros((1000, 1)), y), 10):
         loss = next(losses)
-        since += loss - of.saturated(block.y).sum()
+        since += loss - of.saturated_loss(block.y).sum()
         tally.add([block], loss, 0.0)
         if tally.trace_rows[-1] == tally.rows:
             expected.append(since / (tally.rows - noted))
