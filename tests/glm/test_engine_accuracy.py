@@ -7,7 +7,7 @@ import scipy.sparse as sp
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.old_families import family
+from tangograd.glm.families import by_name as family
 from tests.glm.simulated import FAMILIES, data, excess, fit, rows, simulate
 
 pytestmark = pytest.mark.usefixtures("tango_path")

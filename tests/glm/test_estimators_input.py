@@ -182,7 +182,7 @@ def test_exposure_needs_a_log_link(name, data):
 
 
 OPTIONS = {
-    "family": ({"family": "possion"}, "the families are gaussian.*got 'possion'"),
+    "family": ({"family": "possion"}, "the families are .*got 'possion'"),
     "link": ({"link": "probit"}, "the links of gaussian are identity; got 'probit'"),
     "a family's link": ({"family": family("poisson"), "link": "logit"}, "has its link"),
     "fisher": ({"fisher": "exact"}, "fisher must be one of 'expected', 'sampled'; got 'exact'"),

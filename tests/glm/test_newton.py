@@ -15,9 +15,9 @@ from sklearn.linear_model import (
 )
 
 from tangograd.glm import newton
-from tangograd.glm.newton import Objective, converge, means, solve
-from tangograd.glm.old_families import family
-from tangograd.glm.rows import blocks
+from tangograd.glm.families import by_name as family
+from tangograd.glm.matrices import split
+from tangograd.glm.newton import Objective, converge, means
 from tests.glm.simulated import CLASSES, FAMILIES, rows, simulate, simulate_classes
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
@@ -25,7 +25,7 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 
 def fit(of, data, *, outputs=1, intercept=True, alpha=0.0, size=10_000, start=None):
     """Coefficients in the data's coordinates, shape (outputs, d + 1), and the solution."""
-    parts = list(blocks(data, size))
+    parts = list(split(data, size))
     d = data.X.shape[1]
     m = means(parts, d) if intercept else np.zeros(d)
     objective = Objective(of, parts, m, outputs, intercept, alpha)
@@ -283,7 +283,7 @@ def test_means_are_weighted_and_exact_where_constant():
     X = np.c_[np.full(7, 0.1), np.arange(7.0), np.zeros(7)]
     w = np.array([1, 2, 3, 0.1, 0.7, 5, 1])
     for form in (np.asarray, sp.csr_matrix):
-        parts = list(blocks(rows(form(X), np.zeros(7), w), 3))
+        parts = list(split(rows(form(X), np.zeros(7), w), 3))
         found = means(parts, 4)
         assert found[0] == 0.1
         assert found[1] == pytest.approx(w @ X[:, 1] / w.sum(), rel=1e-15)
@@ -291,19 +291,3 @@ def test_means_are_weighted_and_exact_where_constant():
     narrow = rows(np.full((3, 1), 2.0), np.zeros(3))
     wide = rows(np.full((1, 2), 2.0), np.zeros(1))
     assert np.array_equal(means([narrow, wide], 2), [2.0, 0.5])
-
-
-def test_solving_ignores_scales_and_directions_without_curvature():
-    rng = np.random.default_rng(17)
-    A = rng.normal(size=(4, 4))
-    scale = np.array([1e-6, 1.0, 1e3, 1e6])
-    H = (A @ A.T + np.eye(4)) * scale[:, None] * scale
-    g = rng.normal(size=4) * scale
-    assert np.allclose(H @ solve(H, g), g, rtol=1e-10)
-    padded = np.zeros((5, 5))
-    padded[:4, :4] = H
-    found = solve(padded, np.r_[g, 3.0])
-    assert found[4] == 0
-    assert np.allclose(found[:4], solve(H, g), rtol=1e-12)
-    singular = np.ones((2, 2))
-    assert solve(singular, np.ones(2)).sum() == pytest.approx(1.0, rel=1e-10)

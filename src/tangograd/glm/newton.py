@@ -125,14 +125,14 @@ class Objective:
         return total
 
     def sums(self, theta: Array, full: bool, meat: bool = False) -> tuple[float, float, Sums]:
-        """Σ w loss, Σ w s²/f (0 for classes) and the sums, all without the penalty."""
+        """Σ w loss, Σ w s²/f (0 for several outputs) and the sums, all without the penalty."""
         sums = Sums(self.m, self.outputs, self.intercept, full)
         total, pearson = 0.0, 0.0
         for block in self.blocks:
             loss, s, f, _ = evaluate(self.family, self.predictors(block, theta), block.y)
             total += float(block.weights @ loss)
             sums.mistakes += int(np.count_nonzero(loss >= LOG_TWO))
-            if self.family.estimates_dispersion:
+            if self.outputs == 1:
                 ok = f[:, 0, 0] > 0
                 pearson += float(block.weights[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
             w = block.weights[:, None]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -213,5 +214,5 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
         support = self._family().support
-        tags.target_tags.positive_only = support.lower == 0 and np.isinf(support.upper)
+        tags.target_tags.positive_only = support.lower == 0 and not math.isfinite(support.upper)
         return tags

@@ -181,7 +181,8 @@ def test_the_way_rows_come_does_not_matter(tmp_path, stream, monkeypatch):
 
 def test_the_way_rows_with_levels_come_does_not_matter(tmp_path, stream, monkeypatch):
     """Nor whether numbers and levels are kept apart."""
-    monkeypatch.setattr(engine, "BLOCK_ROWS", 256)
+    for name, value in {"BLOCK_ROWS": 256, "START_ROWS": 1000}.items():
+        monkeypatch.setattr(engine, name, value)
     frame = visits(4000)[["x", "region", "age", "happy", "visits"]]
     kept = [fit(path, "--target", "visits") for path in _ways(frame, tmp_path)]
     _assert_all_the_same(kept, tmp_path, monkeypatch)

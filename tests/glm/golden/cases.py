@@ -34,7 +34,7 @@ MEMORY = {"BUFFER_BYTES": 10**9}
 def _features(kind, rng):
     X = rng.normal(size=(ROWS, COLUMNS))
     if kind == "correlated":
-        return X + 1.5 * rng.normal(size=(ROWS, 1))
+        return X + 5 * rng.normal(size=(ROWS, 1))  # whitened
     if kind == "unscaled":
         return X * np.logspace(-2, 2, COLUMNS) + np.logspace(-2, 2, COLUMNS)
     if kind == "sparse":

@@ -104,6 +104,12 @@ def test_gram_matrices(kind, intercept, monkeypatch):
     early = np.column_stack([centred(X, CENTER, intercept)[:200], np.zeros((200, 2))])
     early = early[:, np.r_[:WIDTH, WIDTH + 1, WIDTH + 2, WIDTH]]
     close(gram.matrix(), early.T * weights[:200] @ early)
+    known = GramSum(np.r_[CENTER, [0.0, 0.0]], intercept)  # columns announced from the beginning
+    for rows in (slice(0, 100), slice(100, 200)):
+        known.add(X.take(rows), weights[rows])
+    for each in (gram, known):
+        each.add(X.take(slice(200, N)).widened(len(LATER)), weights[200:])
+    assert np.array_equal(gram.matrix(), known.matrix())
     whole, other = GramSum(LATER, intercept), GramSum(LATER, intercept)
     whole.add(X.take(slice(0, 200)), weights[:200])
     other.add(X.take(slice(200, N)), weights[200:])

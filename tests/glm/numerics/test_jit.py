@@ -106,7 +106,6 @@ def test_without_a_writable_cache_functions_are_compiled_and_it_is_said_once(mon
     assert [f(1.0) for f in functions] == [2.0, 3.0]
 
 
-@pytest.mark.xfail(reason="tangograd.stream compiles by numba.njit itself")
 def test_a_package_in_a_read_only_place_can_be_imported(folder):
     """numba looks for a place to write to by its locators, and none finds one."""
     script = """

@@ -64,7 +64,7 @@ class Reservoir:
             return
         self._parts.append(rows)
         self._keys.append(keys)
-        self._rows, self._bytes = self._rows + len(rows), self._bytes + rows.nbytes
+        self._rows, self._bytes = self._rows + len(rows), self._bytes + rows.X.nbytes
         if self._rows > 2 * self._most:
             self._settle()
 
@@ -80,7 +80,7 @@ class Reservoir:
             rows, keys = rows.take(chosen), keys[chosen]
             self.limit = float(keys.max())
         self._parts, self._keys = [rows], [keys]
-        self._rows, self._bytes = len(rows), rows.nbytes
+        self._rows, self._bytes = len(rows), rows.X.nbytes
 
     def rows(self, columns: int) -> Block | None:
         """The sample, in the order of the table, with so many columns; ``None`` if it is empty."""

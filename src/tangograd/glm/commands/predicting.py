@@ -31,8 +31,8 @@ def family_of(fitted: Fitted) -> Family:
     Raises:
         DataError: there is none of its name, link and parameters.
     """
-    if fitted.classes is not None and len(fitted.classes) > 2:
-        return Multinomial(len(fitted.classes))
+    if fitted.family == Multinomial.name:
+        return Multinomial(len(fitted.classes or ()))
     try:
         return by_name(fitted.family, fitted.link, **fitted.parameters)
     except ValueError as error:

@@ -32,6 +32,13 @@ class GramAccumulator(Protocol):
     def matrix(self) -> Array:
         """Return the sum, shape (width + 1, width + 1), the intercept last."""
 
+    def grow(self, width: int) -> None:
+        """Add columns before the intercept, of 0 so far and not centred.
+
+        What is added later is rounded as if they had been there from the beginning: results do not
+        depend on when new columns are announced.
+        """
+
 
 class DesignMatrix(Compiled):
     """Rows of features. Instances are immutable, and so are their arrays while they are used."""
@@ -149,6 +156,14 @@ class DesignMatrix(Compiled):
         raise NotImplementedError
 
 
+def grown(total: Array, old: int, width: int) -> Array:
+    """Return a symmetric sum with rows and columns of 0 between the first and the intercept's."""
+    kept = np.r_[np.arange(old), width]
+    result = np.zeros((width + 1, width + 1))
+    result[np.ix_(kept, kept)] = total
+    return result
+
+
 class GramSum:
     """A sum ``Σ a z zᵀ`` over rows of any kinds of matrices.
 
@@ -191,13 +206,11 @@ class GramSum:
 
     def grow(self, width: int) -> None:
         """Add columns before the intercept, of 0 so far and not centred."""
-        self._fold()
         old = len(self.center)
-        kept = np.r_[np.arange(old), width]
-        total = np.zeros((width + 1, width + 1))
-        total[np.ix_(kept, kept)] = self._total
-        self._total = total
+        self._total = grown(self._total, old, width)
         self.center = np.r_[self.center, np.zeros(width - old)]
+        for part in self._parts.values():
+            part.grow(width)
 
     def matrix(self) -> Array:
         """Return the sum, shape (width + 1, width + 1), the intercept last."""

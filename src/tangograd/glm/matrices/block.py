@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,6 +34,9 @@ class Block(Compiled, _BlockFields):
 
     def __len__(self) -> int:
         return len(self.y)
+
+    def _replace(self, **fields: Any) -> Block:  # that of named tuples relies on their length
+        return Block(**(self._asdict() | fields))
 
     def take(self, rows: slice | NDArray[np.int64]) -> Block:
         """Return some rows; a slice shares memory, and keeps the numbers of the rows."""

@@ -287,3 +287,9 @@ class CategoricalGram:
         if not self.intercept:
             result[-1], result[:, -1] = 0.0, 0.0
         return result
+
+    def grow(self, width: int) -> None:
+        extra = width - len(self.center)
+        self.center = np.r_[self.center, np.zeros(extra)]
+        self._cross = np.pad(self._cross, ((0, extra), (0, 0)))
+        self._pairs = np.pad(self._pairs, (0, extra))

@@ -246,3 +246,10 @@ class CsrGram:
             result[-1, :-1] += apart
             result[-1, -1] += weight
         return result
+
+    def grow(self, width: int) -> None:
+        extra = width - len(self.center)
+        self.center = np.r_[self.center, np.zeros(extra)]
+        self._products = np.pad(self._products, (0, extra))
+        self._sums = np.pad(self._sums, (0, extra))
+        self._dense.grow(width)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.matrices.base import Array, DesignMatrix
+from tangograd.glm.matrices.base import Array, DesignMatrix, grown
 from tangograd.glm.matrices.row_steps import (
     Numbers,
     PathArrays,
@@ -157,3 +157,10 @@ class DenseGram:
 
     def matrix(self) -> Array:
         return symmetric(self._total, self._size)
+
+    def grow(self, width: int) -> None:
+        total = grown(self.matrix(), len(self.center), width)
+        self.center = np.r_[self.center, np.zeros(width - len(self.center))]
+        self._size = width + 1
+        self._total = zeros(padded(self._size), padded(self._size))
+        self._total[: self._size, : self._size] = total
