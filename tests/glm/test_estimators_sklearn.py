@@ -275,7 +275,7 @@ def test_copies_are_the_same_and_apart(name, started, data, tmp_path):
 def test_a_fitted_model_keeps_few_rows():
     """Those by which the exact path would go on; none without it."""
     X, y = simulate("poisson", 20_000, D)
-    assert len(pickle.dumps(TangoRegressor("poisson").fit(X, y))) < 300_000
+    assert len(pickle.dumps(TangoRegressor("poisson").fit(X, y))) < 400_000
     assert len(pickle.dumps(TangoRegressor("poisson", covariance=None).fit(X, y))) < 30_000
 
 
