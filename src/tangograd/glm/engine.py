@@ -547,6 +547,11 @@ class OnePass:
                 self.pending, self.waiting, self.tally = [], 0, before
                 raise
 
+    def name_rows(self, places: Callable[[], NDArray[np.int64]]) -> None:
+        """Tell where the rows that were learned from are in the caller's table."""
+        if self.exact is not None and self._solution is None:
+            self.exact.name_rows(places())
+
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
         """What is wrong with the data or the fit, if the exact path found it."""

@@ -200,7 +200,8 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             for part in ordered:
                 model.feed_rows(part)
         if self.polish:
-            model.polish(lambda: [rows], only_if_needed=self.polish == "auto")
+            model.polish(ordered.again, only_if_needed=self.polish == "auto")
+        model.name_rows(ordered.places)
         self._warn(model)
         model.condense()
         if not np.isfinite(model.coefficients()).all():
@@ -210,9 +211,9 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         """Warn of what makes the result unfit for use."""
         names = [str(name) for name in getattr(self, "feature_names_in_", ())]
         names = names or [f"x{i}" for i in range(self.n_features_in_)]
-        for diagnosis in model.diagnoses:
-            if diagnosis.serious:
-                warnings.warn(describe(diagnosis, names), ConvergenceWarning, stacklevel=4)
+        said = [describe(each, names) for each in model.diagnoses if each.serious]
+        if said:
+            warnings.warn("\n".join(said), ConvergenceWarning, stacklevel=4)
 
     def _partial_fit(self, rows: Block, first: bool) -> Self:
         self._check_finite(rows.X)

@@ -28,6 +28,7 @@ class Shuffled:
         self.rows = rows
         self.shuffle = shuffle and rows.X.nbytes > engine.BUFFER_BYTES
         self.rng = check_random_state(random_state)
+        self.order: NDArray[np.int64] | None = None  # of the last iteration
 
     def __iter__(self) -> Iterator[Block]:
         if not self.shuffle:
@@ -40,8 +41,21 @@ class Shuffled:
         order = (starts[:, None] + np.arange(run)).ravel()
         if n % run:
             order = order[order < n]
-        for begin in range(0, n, engine.BLOCK_ROWS):
-            yield self.rows.take(order[begin : begin + engine.BLOCK_ROWS])
+        self.order = order
+        yield from self.again()
+
+    def again(self) -> Iterator[Block]:
+        """Yield the rows in the order of the last iteration."""
+        if self.order is None:
+            yield self.rows
+            return
+        for begin in range(0, len(self.rows), engine.BLOCK_ROWS):
+            yield self.rows.take(self.order[begin : begin + engine.BLOCK_ROWS])
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows that have a weight, in the order of the last iteration."""
+        order = np.arange(len(self.rows)) if self.order is None else self.order
+        return np.asarray(order[self.rows.weights[order] != 0], np.int64)
 
 
 def _neighbour_correlation(y: Array) -> float:

@@ -70,6 +70,7 @@ class ExactFit:
         self.state = OnePassState.init(family, start, config)
         self.best: tuple[OnePassState, Finish] | None = None
         self._found: tuple[OnePassState, Finish] | None = None
+        self._names: dict[int, int] = {}  # numbers of kept rows in the caller's table
 
     def update(self, rows: Block) -> None:
         """Learn from rows."""
@@ -151,7 +152,17 @@ class ExactFit:
     def solution(self) -> Solution:
         """Return everything in the units of the data."""
         state, found = self._result()
-        return solution(state, found)
+        said = solution(state, found)
+        renamed = (
+            replace(each, rows=tuple(self._names.get(row, row) for row in each.rows))
+            for each in said.diagnoses
+        )
+        return replace(said, diagnoses=tuple(renamed))
+
+    def name_rows(self, places: NDArray[np.int64]) -> None:
+        """Tell where the rows that were learned from are in the caller's table."""
+        numbers = self._result()[1].kept.rows.number
+        self._names = dict(zip(numbers.tolist(), places[numbers].tolist(), strict=True))
 
     def fitted(
         self,
