@@ -15,7 +15,7 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, evaluate
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.matrices import Block, as_matrix, concatenate, split
-from tangograd.glm.newton import Objective, Solution, converge, examined, means
+from tangograd.glm.newton import Objective, Solution, converge, examined, maximum_likelihood, means
 from tangograd.glm.one_pass.diagnostics import Diagnosis
 from tangograd.glm.one_pass.exact_fit import READINGS, WORTH_READING_AGAIN, ExactFit
 from tangograd.glm.one_pass.state import OnePassConfig
@@ -496,7 +496,7 @@ class OnePass:
             if not self.buffer:
                 raise DataError("there are no rows to learn from")
             objective = self.objective(self.buffer)
-            found = converge(objective, self._null(self.buffer, objective.m))
+            found = maximum_likelihood(objective, self._null(self.buffer, objective.m))
             if self.kind == "full" and not found.sums.full:
                 found = found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
             return examined(objective, found)

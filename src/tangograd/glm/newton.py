@@ -13,17 +13,23 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, evaluate
 from tangograd.glm.matrices import Block
 from tangograd.glm.numerics.linear_solve import solve
+from tangograd.glm.one_pass.linear_algebra import independent_columns
 from tangograd.glm.one_pass.tango_path import LOG_TWO
 from tangograd.glm.sums import Sums
+from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
 
 #: a ridge, so that separated or dependent columns have a solution: this share of the information
 #: that the rows have of each coefficient in the model with an intercept alone
-RIDGE = 1e-8
+RIDGE = 1e-13
 #: the ridge decides where its part of the loss is larger, or that of a coefficient's information
 OF_LOSS = 0.1
 OF_INFORMATION = 0.01
+#: times the ridge where it alone chooses between many perfect fits
+STRONGER = 1e5
+#: the share of the null deviance that a perfect fit leaves, rounding included
+PERFECT = 1e-6
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
 DENSE = 1500
 
@@ -41,6 +47,7 @@ class Solution(NamedTuple):
         streamed: this is where a stream is, and loss and sums are those of each row in its turn.
         separated: classes are told apart so well that only the ridge keeps θ finite.
         undetermined: the columns whose coefficients are the ridge's choice rather than the data's.
+        aliased: the columns that were left out: they depend linearly on those before them.
     """
 
     theta: Array
@@ -52,6 +59,7 @@ class Solution(NamedTuple):
     streamed: bool = False
     separated: bool = False
     undetermined: tuple[int, ...] = ()
+    aliased: tuple[int, ...] = ()
 
 
 class Objective:
@@ -90,6 +98,12 @@ class Objective:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide
             self.ridge += 2 * prior * (spread / np.maximum(self.moments(1), 1e-300)) ** 2
         self.ridge[-1] = 0.0
+        self.left_out: NDArray[np.intp] = np.zeros(0, np.intp)  # in the flat θ
+
+    def leave_out(self, columns: Sequence[int]) -> None:
+        """Keep the coefficients of these columns as they are: 0."""
+        places = np.arange(self.outputs)[:, None] * self.size + np.asarray(columns, np.intp)
+        self.left_out = places.ravel()
 
     def moments(self, power: int) -> Array:
         """Σ w |x - m|^power of each column, shape (d + 1,)."""
@@ -146,7 +160,9 @@ class Objective:
 
     def curvature(self, fisher: Array) -> Array:
         """The same with the ridge's."""
-        return self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
+        H = self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
+        H[self.left_out] = H[:, self.left_out] = 0.0
+        return np.asarray(H)
 
 
 def null_weight(family: Family, blocks: Sequence[Block], outputs: int) -> float:
@@ -242,6 +258,40 @@ def converge(
     return Solution(theta, loss, pearson, sums, converged, Coordinates(objective.m))
 
 
+def maximum_likelihood(objective: Objective, theta: Array) -> Solution:
+    """Converge, without columns that depend linearly on those before them.
+
+    Where there are any, the first solution, in which the ridge chose between them, is only the
+    start of another. A penalty makes all columns count.
+    """
+    found = converge(objective, theta)
+    if objective.alpha > 0 or not found.sums.full:
+        return found
+    size = objective.size
+    blocks = found.sums.fisher.reshape(objective.outputs, size, objective.outputs, size)
+    gram = np.einsum("kikj->ij", blocks)
+    present = np.flatnonzero(np.diag(gram) > 0)
+    kept = independent_columns(gram, size - 1 if objective.intercept else None)
+    aliased = tuple(int(j) for j in np.setdiff1d(present, kept))
+    if not aliased:
+        return found
+    if _interpolates(objective, found):  # columns cannot be told apart: the least coefficients
+        objective.ridge *= STRONGER
+        return converge(objective, theta)
+    objective.leave_out(aliased)
+    theta = found.theta.copy()
+    theta[:, list(aliased)] = 0.0
+    return converge(objective, theta)._replace(aliased=aliased)
+
+
+def _interpolates(objective: Objective, found: Solution) -> bool:
+    """Return whether the fit is perfect: there are as many coefficients as different rows."""
+    tally = Tally(objective.family, objective.outputs + 1)
+    tally.add(objective.blocks, 0.0, 0.0)
+    left, whole = found.loss - tally.saturated, tally.null_loss() - tally.saturated
+    return left <= PERFECT * whole
+
+
 def examined(objective: Objective, found: Solution) -> Solution:
     """The same, with what the ridge has done.
 
@@ -264,6 +314,7 @@ def examined(objective: Objective, found: Solution) -> Solution:
     share = np.zeros(len(ridge))
     share[here] = ridge[here] * scale**2 * np.diag(inverse)
     weak = np.flatnonzero(share > OF_INFORMATION) % objective.size
+    weak = np.setdiff1d(weak, found.aliased)
     return found._replace(undetermined=tuple(int(j) for j in np.unique(weak)))
 
 

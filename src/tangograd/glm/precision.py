@@ -65,7 +65,9 @@ class Precision:
     def __init__(self, model: OnePass, found: Solution) -> None:
         self.model, self.found = model, found
         self.tally = model.settled_tally(found)
-        tally, p = self.tally, found.theta.size - (0 if model.intercept else model.outputs)
+        tally = self.tally
+        columns = model.columns + model.intercept - len(found.aliased)
+        p = model.outputs * (columns - len(model.watch.constant()) * model.intercept)
         self.exact = not found.streamed
         # rows in memory have the whole matrix wherever Fisher scoring formed it
         self.kind = "none" if model.kind == "none" else "full" if found.sums.full else "diagonal"
@@ -96,6 +98,8 @@ class Precision:
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
         rounding = 0.0 if self.found.at.W is None else TINY**2 * diagonal.max()
         here = np.flatnonzero(diagonal > rounding)
+        if found_out := self.found.aliased:
+            here = here[~np.isin(here % sums.size, found_out)]
         if not sums.full:
             e = self.excess(np.ones(1))
             variance, robust = np.full(p, np.nan), np.full(p, np.nan)
@@ -181,7 +185,12 @@ class Precision:
                 if model.intercept
                 else f"constant: {which}"
             )
-        for known, twin in watch.duplicates()[:10]:
+        if found.aliased:
+            which = _listed([names[j] for j in found.aliased])
+            notes.append(
+                f"left out, since they depend linearly on the columns before them: {which}"
+            )
+        for known, twin in [] if found.aliased else watch.duplicates()[:10]:
             notes.append(
                 f"{names[twin]} equals {names[known]} in every row: their effect is divided "
                 "between them, and only its sum has a meaning"
