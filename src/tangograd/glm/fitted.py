@@ -98,7 +98,9 @@ class Fitted:
     @property
     def aic(self) -> float:
         """Akaike's criterion, ``-2 log L + 2 p``, p with the dispersion where it is estimated."""
-        free = self.family in {"gaussian", "gamma", "tweedie"}
+        from tangograd.glm.families import by_name  # compiles, and files are read without it
+
+        free = by_name(self.family, self.link, **self.parameters).estimates_dispersion
         return -2 * self.log_likelihood + 2 * (self.degrees_of_freedom + free)
 
     @property
