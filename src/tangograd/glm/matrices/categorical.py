@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.matrices.base import Array, DesignMatrix
-from tangograd.glm.matrices.dense import Dense, absolute_power, center_rows
+from tangograd.glm.matrices.dense import Dense, absolute_power, center_row
 from tangograd.glm.matrices.row_steps import (
     Entries,
     Numbers,
@@ -223,25 +223,26 @@ def add_categorical(
         cross: ``cross[l]`` gets ``Σ a z`` over the rows with level l.
         pairs: ``pairs[l, h]`` gets ``Σ a`` over the rows with levels l and h, in one of two places.
     """
-    z, a_z = zeros(STRIP, products.shape[1]), zeros(STRIP, products.shape[1])
+    size = products.shape[1]
+    z, a_z = zeros(STRIP, size), zeros(STRIP, size)
     for start in range(0, len(weights), STRIP):
-        own = z[: min(STRIP, len(weights) - start)]
-        center_rows(numbers, start, center, 1.0, own)
-        for i in range(len(own)):
+        rows = min(STRIP, len(weights) - start)
+        for i in range(rows):
             n = start + i
             a = weights[n]
-            for j in range(z.shape[1]):
-                a_z[i, j] = a * own[i, j]
+            center_row(numbers, n, center, 1.0, z, i)
+            for j in range(size):
+                a_z[i, j] = a * z[i, j]
             for e in range(codes.shape[1]):
                 level = codes[n, e]
                 if level < 0:
                     continue
-                for j in range(z.shape[1]):
+                for j in range(size):
                     cross[level, j] += a_z[i, j]
                 for before in range(e):
                     if codes[n, before] >= 0:
                         pairs[level, codes[n, before]] += a
-        add_products(a_z, own, len(own), products)
+        add_products(a_z, z, rows, products)
 
 
 class CategoricalGram:

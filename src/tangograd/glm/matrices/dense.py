@@ -19,8 +19,8 @@ from tangograd.glm.matrices.row_steps import (
     predict_numbers,
     update_numbers,
 )
-from tangograd.glm.numerics.gram import STRIP, add_gram, padded, symmetric, zeros
-from tangograd.glm.numerics.jit import compiled
+from tangograd.glm.numerics.gram import STRIP, add_products, padded, symmetric, zeros
+from tangograd.glm.numerics.jit import compiled, helper
 
 
 class _DenseFields(NamedTuple):
@@ -44,7 +44,9 @@ class Dense(DesignMatrix, _DenseFields):
         return 8 * int(self.values.shape[1])
 
     def take(self, rows: slice | NDArray[np.int64]) -> Self:
-        return type(self)(self.values[rows])
+        if isinstance(rows, slice):
+            return type(self)(self.values[rows])
+        return type(self)(np.take(self.values, rows, axis=0))
 
     def widened(self, width: int) -> Self:
         missing = width - self.values.shape[1]
@@ -117,26 +119,30 @@ def absolute_power(x: Array, power: int) -> Array:
     return x * x if power == 2 else (x * x) ** (power // 2)
 
 
-@compiled
-def center_rows(values: Array, start: int, center: Array, last: float, z: Array) -> None:
-    """Write ``[x - m, last]`` of as many rows as z has, from a row on; padding stays as it is."""
+@helper
+def center_row(values: Array, n: int, center: Array, last: float, z: Array, i: int) -> None:
+    """Write ``[x - m, last]`` of row n to row i of z; what is behind it stays as it is."""
     width = values.shape[1]
-    for n in range(len(z)):
-        for j in range(width):
-            z[n, j] = values[start + n, j] - center[j]
-        for j in range(width, len(center)):
-            z[n, j] = -center[j]
-        z[n, len(center)] = last
+    for j in range(width):
+        z[i, j] = values[n, j] - center[j]
+    for j in range(width, len(center)):
+        z[i, j] = -center[j]
+    z[i, len(center)] = last
 
 
 @compiled
 def add_dense(values: Array, weights: Array, center: Array, last: float, total: Array) -> None:
     """Add ``Σ a z zᵀ`` of rows, on and above the diagonal; strips of them stay in the cache."""
-    z = zeros(STRIP, total.shape[1])
+    size = total.shape[1]
+    z, a_z = zeros(STRIP, size), zeros(STRIP, size)
     for start in range(0, len(values), STRIP):
-        own = z[: min(STRIP, len(values) - start)]
-        center_rows(values, start, center, last, own)
-        add_gram(weights[start : start + len(own)], own, total)
+        rows = min(STRIP, len(values) - start)
+        for i in range(rows):
+            center_row(values, start + i, center, last, z, i)
+            a = weights[start + i]
+            for j in range(size):
+                a_z[i, j] = a * z[i, j]
+        add_products(a_z, z, rows, total)
 
 
 class DenseGram:
