@@ -301,7 +301,7 @@ def test_columns_that_nearly_depend_on_one_another_are_not_biased():
     y = X @ [-4999.0, 5004.0] + rng.normal(size=2000)
     exact = sm.OLS(y, with_constant(X)).fit()
     theta, found = fit(FAMILIES["gaussian"][0], rows(X, y))
-    np.testing.assert_allclose(theta[0], exact.params, rtol=1e-6)
+    np.testing.assert_allclose((theta[0] - exact.params) / exact.bse, 0, atol=2e-3)
     assert found.aliased == ()
     year = 1990.0 + np.arange(2000) % 30
     X = np.c_[year, year**2]
