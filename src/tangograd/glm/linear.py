@@ -240,6 +240,11 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             names = [f"x{i}" for i in range(self.n_features_in_)]
         return self._model.fitted(tuple(str(name) for name in names), self._labels())
 
+    @property
+    def excess_(self) -> float:
+        """Excess variance over maximum likelihood, as a share: measured; 0 after convergence."""
+        return self.fitted_.excess - 1
+
     def _theta(self) -> Array:
         check_is_fitted(self)
         return self._model.coefficients()
