@@ -76,8 +76,7 @@ def tango(
     case: Case, X: Matrix, y: Array, *, passes: int = 1, seed: int = 0, **others: Any
 ) -> Fitted:
     """A fit with default settings, but for the passes and the seed of the order."""
-    from tangograd.glm import TangoClassifier, TangoRegressor
-    from tangograd.glm.families import family
+    from tangograd.glm import TangoClassifier, TangoRegressor, family
 
     kind, options = TangoClassifier if case.classifier else TangoRegressor, dict(case.options)
     if parameters := options.pop("parameters", {}):

@@ -46,8 +46,7 @@ from glm_rivals import Found, timed
 from scipy import sparse
 from threadpoolctl import threadpool_limits
 
-from tangograd.stream.outer import add_outer
-from tangograd.stream.vectors import padded
+from tangograd.glm.numerics.gram import add_gram, padded
 
 RESULTS = FOLDER / "glm_speed.json"
 ROUNDS = 15
@@ -206,13 +205,13 @@ def sums(options: argparse.Namespace, results: Results) -> None:
     rng = np.random.default_rng(options.seed)
     for d in (10, 20, 50, 100, 200, 500):
         n = 512
-        z, weights = np.zeros((n, padded(d))), rng.uniform(size=(2, n))
+        z, weights = np.zeros((n, padded(d))), rng.uniform(size=n)
         z[:, :d] = rng.standard_normal((n, d))
-        totals, x = np.zeros((2, padded(d), padded(d))), np.ascontiguousarray(z[:, :d])
+        total, x = np.zeros((padded(d), padded(d))), np.ascontiguousarray(z[:, :d])
         times = max(1, int(2e8 / (n * d * d)))
 
         def compiled() -> Found:
-            return x, timed(lambda: [add_outer(weights, z, totals) for _ in range(times)])[1]  # noqa: B023
+            return x, timed(lambda: [add_gram(weights, z, total) for _ in range(2 * times)])[1]  # noqa: B023
 
         def blas() -> Found:
             return x, timed(lambda: [x.T @ x for _ in range(2 * times)])[1]  # noqa: B023

@@ -75,9 +75,13 @@ def fit(
     ] = 0.1,
     passes: Annotated[int, typer.Option(min=1, help="Over the data.")] = 1,
     polish: Annotated[
-        bool,
-        typer.Option("--polish", help="Up to 3 more passes, to maximum likelihood itself."),
-    ] = False,
+        bool | None,
+        typer.Option(
+            "--polish/--no-polish",
+            help="Read the data up to three more times, to maximum likelihood itself. By default "
+            "once more, if the measured excess variance is above 2%.",
+        ),
+    ] = None,
     alpha: Annotated[
         float | None, typer.Option(help="Penalty of mean loss + alpha/2 |coefficients|².")
     ] = None,

@@ -5,9 +5,9 @@ import statsmodels.api as sm
 
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
-from tangograd.glm.families import family, multinomial
-from tangograd.glm.rows import Rows
-from tangograd.glm.sums import respond
+from tangograd.glm.families import Multinomial, evaluate, samples
+from tangograd.glm.families import by_name as family
+from tangograd.glm.matrices import Block, as_matrix
 
 links = sm.families.links
 #: our family and statsmodels'
@@ -27,7 +27,7 @@ FAMILIES = {
         sm.families.Tweedie(links.Log(), var_power=1.5, eql=True),
     ),
 }
-CLASSES = multinomial()
+CLASSES = Multinomial(3)
 
 
 def features(kind, n, d, rng):
@@ -46,22 +46,7 @@ def features(kind, n, d, rng):
 
 def responses(of, eta, rng, phi=0.5):
     """Of our family, at η."""
-    mu = of.mean(eta)
-    if of.name == "gaussian":
-        return mu + np.sqrt(phi) * rng.normal(size=len(mu))
-    if of.name == "binomial":
-        return (rng.random(len(mu)) < mu).astype(np.float64)
-    if of.name == "poisson":
-        return rng.poisson(mu).astype(np.float64)
-    if of.name == "gamma":
-        return rng.gamma(1 / phi, mu * phi)
-    if of.name == "negative_binomial":
-        a = of.parameter
-        return rng.poisson(rng.gamma(1 / a, mu * a)).astype(np.float64)
-    p = of.parameter
-    jumps = rng.poisson(mu ** (2 - p) / (phi * (2 - p)))
-    size = rng.gamma(np.maximum(jumps, 1) * (2 - p) / (p - 1), phi * (p - 1) * mu ** (p - 1))
-    return np.where(jumps > 0, size, 0.0)
+    return samples(of, eta, phi if of.estimates_dispersion else 1.0, rng)
 
 
 def simulate(name, n, d, *, kind="independent", seed=0, intercept=0.3, offset=None):
@@ -96,6 +81,7 @@ def shorten(monkeypatch, width):
         "START_ROWS": 600,
         "START_ROWS_EACH": 0,
         "FIRST_ROWS": 100,
+        "FULL_PATH": "tango",
     }.items():
         monkeypatch.setattr(engine, name, value)
 
@@ -103,7 +89,9 @@ def shorten(monkeypatch, width):
 def rows(X, y, w=None, offset=None):
     """As the engine has them."""
     n = len(y)
-    return Rows(X, y, np.ones(n) if w is None else w, np.zeros(n) if offset is None else offset)
+    return Block(
+        as_matrix(X), y, np.ones(n) if w is None else w, np.zeros(n) if offset is None else offset
+    )
 
 
 def data(name, n, d, **options):
@@ -114,7 +102,7 @@ def data(name, n, d, **options):
 
 def model_of(name, d, **options):
     if name == "classes":
-        return OnePass(CLASSES, d, classes=3, **options)
+        return OnePass(CLASSES, d, **options)
     return OnePass(FAMILIES[name][0], d, **options)
 
 
@@ -140,9 +128,9 @@ def excess(name, X, y, theta, best, alpha=0.0, intercept=True, w=None):
     of = CLASSES if name == "classes" else FAMILIES[name][0]
     Z = np.c_[X, np.full(len(X), float(intercept))]
     w = np.ones(len(y)) if w is None else w
-    _, s, f = respond(of, Z @ best.T, y)
+    _, s, f, _ = evaluate(of, Z @ best.T, y)
     difference = (Z @ (theta - best).T)[:, :, None]
     moved = float(w @ (difference.transpose(0, 2, 1) @ f @ difference)[:, 0, 0])
     moved += alpha * w.sum() * float(np.sum((theta - best)[:, :-1] ** 2))
-    phi = float(w @ (s[:, 0] ** 2 / f[:, 0, 0]) / w.sum()) if of.free_dispersion else 1.0
+    phi = float(w @ (s[:, 0] ** 2 / f[:, 0, 0]) / w.sum()) if of.estimates_dispersion else 1.0
     return 1 + moved / phi / (best.size - (0 if intercept else len(best)))

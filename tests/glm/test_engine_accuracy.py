@@ -7,8 +7,10 @@ import scipy.sparse as sp
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family
+from tangograd.glm.families import by_name as family
 from tests.glm.simulated import FAMILIES, data, excess, fit, rows, simulate
+
+pytestmark = pytest.mark.usefixtures("tango_path")
 
 
 @pytest.fixture
@@ -151,7 +153,7 @@ def two_passes(name, X, y):
 def test_two_passes_are_better_than_one(monkeypatch):
     found = []
     for name in ("gaussian", "logit", "poisson", "classes"):
-        monkeypatch.undo()
+        monkeypatch.setattr(engine, "BUFFER_BYTES", 64_000_000)
         X, y = data(name, 30_000, 8, kind="correlated", seed=15)
         best = fit(name, X, y).coefficients()
         monkeypatch.setattr(engine, "BUFFER_BYTES", 1)

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import scipy.sparse as sp
 import statsmodels.api as sm
+from sklearn.exceptions import ConvergenceWarning
 from threadpoolctl import threadpool_limits
 
 from tangograd.glm import TangoClassifier, TangoRegressor, engine
@@ -31,6 +32,7 @@ def little_memory(monkeypatch):
         "START_ROWS": 800,
         "FIRST_ROWS": 300,
         "BLOCK_ROWS": 256,
+        "KEPT_ROWS": 500,
     }.items():
         monkeypatch.setattr(engine, name, value)
 
@@ -40,6 +42,7 @@ def no_memory(monkeypatch):
     """What follows the first rows is a stream."""
     monkeypatch.setattr(engine, "BUFFER_BYTES", 50_000)
     monkeypatch.setattr(engine, "START_ROWS", 3000)
+    monkeypatch.setattr(engine, "KEPT_ROWS", 2000)
 
 
 def assert_same_bits(one, other):
@@ -111,7 +114,7 @@ def test_any_chunking_gives_the_same_regression(form, chunks, mode):
     whole = TangoRegressor("poisson", shuffle=False, alpha=0.01).fit(X, y, **columns)
     parts = TangoRegressor("poisson", alpha=0.01)
     in_chunks(parts, CHUNKS[chunks], X, y, **columns)
-    assert whole.fitted_.progressive == (mode == "stream")
+    assert (whole.fitted_.excess > 1) == (mode == "stream")
     assert whole.fitted_.rows == np.count_nonzero(columns["sample_weight"])
     assert_same_bits(whole, parts)
 
@@ -190,26 +193,27 @@ def test_the_order_is_random_and_can_be_repeated():
     assert not np.array_equal(models[0].coef_, unshuffled.coef_)
 
 
-def sorted_note(model):
-    return any("sorted by the target" in note for note in model.fitted_.notes)
-
-
-@pytest.mark.parametrize("name", ["gaussian", "logit", "poisson"])
+@pytest.mark.parametrize("name", ["logit", "poisson"])
 @pytest.mark.usefixtures("no_memory")
 def test_rows_sorted_by_the_target(name):
     X, y = simulate(name, MANY, D)
     order = np.argsort(y, kind="stable")
-    as_they_are = TangoRegressor(FAMILIES[name][0], shuffle=False).fit(X[order], y[order])
-    shuffled = TangoRegressor(FAMILIES[name][0], random_state=0).fit(X[order], y[order])
-    polished = TangoRegressor(FAMILIES[name][0], shuffle=False, polish=True)
-    polished.fit(X[order], y[order])
+    family = FAMILIES[name][0]
     exact = likelihood(name, X, y)
-    assert sorted_note(as_they_are)
-    assert not sorted_note(shuffled)
-    assert distance(as_they_are, exact) > 5
-    assert distance(shuffled, exact) < 0.3
-    assert not sorted_note(polished)
-    assert distance(polished, exact) < 0.02
+    as_they_are = TangoRegressor(family, shuffle=False, polish=False)
+    with pytest.warns(ConvergenceWarning, match="times those of maximum likelihood"):
+        as_they_are.fit(X[order], y[order])
+    assert any("sorted or grouped by the target" in note for note in as_they_are.fitted_.notes)
+    assert distance(as_they_are, exact) > 0.1
+    for passes, options in (
+        (1, {}),
+        (2, {"shuffle": False}),
+        (3, {"shuffle": False, "polish": True}),
+    ):
+        model = TangoRegressor(family, random_state=0, **options).fit(X[order], y[order])
+        assert model.fitted_.notes == ()
+        assert distance(model, exact) < (1e-4 if passes == 3 else 0.02)
+        assert model.fitted_.passes == passes
 
 
 def test_rows_in_memory_may_be_sorted():
@@ -244,24 +248,21 @@ def test_one_pass_is_near_maximum_likelihood_and_polish_there(name):
         TangoRegressor(ours, random_state=0, **options).fit(X, y)
         for options in ({}, {"passes": 2}, {"fisher": "sampled"}, {"polish": True})
     )
-    assert one.fitted_.progressive
-    assert not one.fitted_.converged
     assert one.fitted_.passes == 1
-    assert distance(one, exact) < 0.25
+    assert distance(one, exact) < 0.005
     np.testing.assert_allclose(
-        one.fitted_.standard_errors / np.sqrt(np.diag(exact[1])), 1.05, atol=0.08
+        one.fitted_.standard_errors / np.sqrt(np.diag(exact[1])), 1.0, atol=0.03
     )
     assert two.fitted_.passes == 2
     assert two.fitted_.rows == MANY
-    assert distance(two, exact) < 0.15
+    assert distance(two, exact) < 0.002
     assert distance(sampled, exact) < 0.5
     assert not np.array_equal(sampled.coef_, one.coef_)
     errors = np.sqrt(np.diag(exact[1]))
-    np.testing.assert_allclose((polished.fitted_.estimates - exact[0]) / errors, 0, atol=0.01)
-    np.testing.assert_allclose(polished.fitted_.standard_errors, errors, rtol=1e-3)
+    np.testing.assert_allclose((polished.fitted_.estimates - exact[0]) / errors, 0, atol=0.02)
+    np.testing.assert_allclose(polished.fitted_.standard_errors, errors, rtol=0.02)
     assert polished.fitted_.converged
-    assert not polished.fitted_.progressive
-    assert polished.fitted_.passes in (2, 3, 4)
+    assert polished.fitted_.passes in (1, 2, 3, 4)
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -271,8 +272,7 @@ def test_one_pass_over_classes():
     exact = result.params.T.ravel(), result.cov_params()
     for form in (np.asarray, np.float32, sp.csr_matrix):
         model = TangoClassifier(random_state=0).fit(form(X), y)
-        assert model.fitted_.progressive
-        assert distance(model, exact) < 0.25
+        assert distance(model, exact) < 0.005
     polished = TangoClassifier(random_state=0, polish=True).fit(X, y)
     gap = (polished.fitted_.estimates - exact[0]) / np.sqrt(np.diag(exact[1]))
     np.testing.assert_allclose(gap, 0, atol=0.01)
@@ -293,8 +293,7 @@ def test_a_penalty_in_the_stream(monkeypatch):
     reference = exact.fitted_.estimates, exact.fitted_.covariance
     assert distance(plain, reference) > 100
     for model in streamed:
-        assert model.fitted_.progressive
-        assert distance(model, reference) < 0.3
+        assert distance(model, reference) < 0.005
     assert distance(polished, reference) < 1e-4
 
 
@@ -318,9 +317,9 @@ def test_kinds_of_covariance_in_the_stream():
         TangoRegressor(covariance=kind, shuffle=False).fit(X, y)
         for kind in ("full", "auto", "diagonal", None)
     )
-    for model in (auto, diagonal, none):
-        np.testing.assert_array_equal(model.coef_, full.coef_)
-        assert model.fitted_.deviance == full.fitted_.deviance
+    np.testing.assert_array_equal(auto.coef_, full.coef_)  # on the exact path
+    np.testing.assert_array_equal(none.coef_, diagonal.coef_)  # on TANGO's
+    assert auto.fitted_.deviance == full.fitted_.deviance
     kinds = [model.fitted_.covariance_kind for model in (full, auto, diagonal, none)]
     assert kinds == ["full", "full", "diagonal", "none"]
     np.testing.assert_array_equal(auto.fitted_.covariance, full.fitted_.covariance)
@@ -389,19 +388,7 @@ def test_passes_and_polish_when_the_buffer_just_overflows(extra, monkeypatch):
     if extra <= 0:
         assert model.fitted_.passes == 1
     else:
-        assert model.fitted_.passes >= 3
-
-
-@pytest.mark.usefixtures("no_memory")
-def test_rows_grouped_by_the_target_are_said():
-    """As a file of several days is, say; far from sorted."""
-    rng = np.random.default_rng(0)
-    X = rng.normal(size=(MANY, 2))
-    y = X[:, 0] + 2 * rng.normal(size=MANY)
-    order = np.argsort(y + 3 * rng.normal(size=MANY))
-    grouped = TangoRegressor(shuffle=False).fit(X[order], y[order])
-    assert any("grouped by the target" in note for note in grouped.fitted_.notes)
-    assert not TangoRegressor(shuffle=False).fit(X, y).fitted_.notes
+        assert model.fitted_.passes >= 2
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -416,11 +403,12 @@ def test_polishing_never_makes_it_worse():
         eta = X @ model.coef_ + model.intercept_
         return np.mean(eta + y * np.exp(-eta))
 
-    one, polished = (TangoRegressor("gamma", polish=p, random_state=0).fit(X, y) for p in (0, 1))
+    with pytest.warns(ConvergenceWarning, match="one row"):
+        one, polished = (
+            TangoRegressor("gamma", polish=p, random_state=0).fit(X, y) for p in (False, True)
+        )
     assert loss(polished) <= loss(one)
     assert np.abs(polished.coef_).max() < 2
-    if not polished.fitted_.converged:
-        assert any("not maximum likelihood's" in note for note in polished.fitted_.notes)
 
 
 @pytest.mark.usefixtures("no_memory")
@@ -428,5 +416,6 @@ def test_a_stream_that_few_rows_decide_is_told_so():
     rng = np.random.default_rng(0)
     X = rng.standard_t(2, size=(MANY, 4))
     y = rng.poisson(np.exp(np.clip(X @ [-0.5, 0.5, 1.0, -0.7], -5, 5)))
-    model = TangoRegressor("poisson", random_state=0).fit(X, y)
-    assert any("they decide everything" in note for note in model.fitted_.notes)
+    with pytest.warns(ConvergenceWarning, match="one row"):
+        model = TangoRegressor("poisson", random_state=0).fit(X, y)
+    assert any("one row" in note for note in model.fitted_.notes)

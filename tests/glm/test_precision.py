@@ -7,8 +7,8 @@ from scipy.stats import norm
 
 from tangograd.glm import engine
 from tangograd.glm.engine import OnePass
+from tangograd.glm.families import evaluate
 from tangograd.glm.precision import Precision, _late, _start
-from tangograd.glm.sums import respond
 from tests.glm.simulated import (
     CLASSES,
     FAMILIES,
@@ -20,6 +20,8 @@ from tests.glm.simulated import (
     simulate,
     simulate_classes,
 )
+
+pytestmark = pytest.mark.usefixtures("tango_path")
 
 every_family = pytest.mark.parametrize("name", FAMILIES)
 
@@ -67,7 +69,7 @@ def test_converged_fits_are_statsmodels(name, weighted, intercept):
     else:
         # our criterion counts the dispersion among the parameters where it is estimated
         assert found.log_likelihood == pytest.approx(expected.llf, rel=1e-7)
-        assert found.aic == pytest.approx(expected.aic + 2 * of.free_dispersion, rel=1e-7)
+        assert found.aic == pytest.approx(expected.aic + 2 * of.estimates_dispersion, rel=1e-7)
 
 
 @every_family
@@ -137,7 +139,7 @@ def test_penalised_errors_have_the_penalty_in_the_curvature(name, alpha):
     of = CLASSES if name == "classes" else FAMILIES[name][0]
     Z = np.c_[np.ones(n), X]
     theta = found.estimates.reshape(outputs, 3)
-    _, s, f = respond(of, Z @ theta.T, y)
+    _, s, f, _ = evaluate(of, Z @ theta.T, y)
     H = sum(np.kron(f[i], np.outer(Z[i], Z[i])) for i in range(n))
     mixing = np.eye(2) - 1 / 3 if name == "classes" else np.eye(1)
     H += n * alpha * np.kron(mixing, np.diag([0.0, 1.0, 1.0]))
@@ -319,7 +321,7 @@ def test_two_pass_errors_are_those_seen(short):
 def test_progressive_numbers_are_close_to_the_final(streaming):
     """Rows are judged before they are learned from, so a little worse."""
     X, y = simulate("gamma", 30_000, 4, seed=9)
-    model = fit("gamma", X, y)
+    model = fit("gamma", X, y, path="tango")
     said = model.fitted()
     model.polish(lambda: [rows(X, y)])
     final = model.fitted()
@@ -369,11 +371,10 @@ def test_the_excess_is_that_of_the_formula(short):
     X, y = simulate("logit", 6000, 3)
     model = fit("logit", X, y)
     precision = Precision(model.settled(), model.solution())
-    k = engine.kernel
-    scalars = model.settled().scalars
-    n, m, gamma = 6000, model.start_rows, scalars[k.GAMMA]
-    assert scalars[k.ROWS] == n
-    noise = scalars[k.NOISE] / scalars[k.Q] / 2
+    state = model.settled().working_path.state
+    n, m, gamma = 6000, model.start_rows, state.gamma
+    assert state.k == n
+    noise = state.noise / state.q / 2
     late = averaged(1.0, gamma * np.sqrt(n), m, n)[0]
     start = averaged(1.0, model.start_gamma * np.sqrt(m), m, n)[1]
     assert precision.excess(np.ones(1))[0] == pytest.approx(noise + late + start, rel=0.01)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import statsmodels.api as sm
 
-from tangograd.glm.rows import blocks
+from tangograd.glm.matrices import split
 from tangograd.glm.tally import Tally
 from tests.glm.simulated import CLASSES, FAMILIES, rows, simulate, simulate_classes
 
@@ -13,7 +13,7 @@ every_family = pytest.mark.parametrize("name", FAMILIES)
 
 def tally_of(of, data, size, classes=2):
     tally = Tally(of, classes)
-    for block in blocks(data, size):
+    for block in split(data, size):
         tally.add([block], 1.0 * len(block), 2.0 * len(block))
     return tally
 
@@ -32,8 +32,8 @@ def test_sums(name, size):
     assert tally.total == pytest.approx(w @ y, rel=1e-12)
     mean = w @ y / w.sum()
     assert tally.variation == pytest.approx(w @ (y - mean) ** 2, rel=1e-12)
-    assert tally.saturated == pytest.approx(w @ of.saturated(y), rel=1e-12, abs=1e-12)
-    assert tally.base == pytest.approx(w @ of.base(y), rel=1e-12, abs=1e-12)
+    assert tally.saturated == pytest.approx(w @ of.saturated_loss(y), rel=1e-12, abs=1e-12)
+    assert tally.normalizer == pytest.approx(w @ of.log_normalizer(y), rel=1e-12, abs=1e-12)
 
 
 @every_family
@@ -56,7 +56,7 @@ def test_null_deviance_with_an_offset_is_statsmodels(name):
     model = sm.GLM(y, np.ones(300), family=theirs, freq_weights=w, offset=offset)
     expected = model.fit(tol=1e-14, maxiter=200)
     tally = Tally(of, 2)
-    tally.add(list(blocks(rows(X, y, w, offset), 50)), 0.0, 0.0)
+    tally.add(list(split(rows(X, y, w, offset), 50)), 0.0, 0.0)
     assert tally.null_predictor() == pytest.approx(expected.params[0], rel=1e-8)
     found = 2 * (tally.null_loss() - tally.saturated)
     assert found == pytest.approx(expected.deviance, rel=1e-10)
@@ -100,9 +100,9 @@ def test_the_trace_is_the_mean_loss_since_the_last_note():
     tally = Tally(of, 2)
     expected, since, losses = [], 0.0, iter(np.random.default_rng(6).random(100))
     noted = 0
-    for block in blocks(rows(np.zeros((1000, 1)), y), 10):
+    for block in split(rows(np.zeros((1000, 1)), y), 10):
         loss = next(losses)
-        since += loss - of.saturated(block.y).sum()
+        since += loss - of.saturated_loss(block.y).sum()
         tally.add([block], loss, 0.0)
         if tally.trace_rows[-1] == tally.rows:
             expected.append(since / (tally.rows - noted))
@@ -127,7 +127,7 @@ def test_information_is_that_of_the_null_model_whatever_the_unit(name, expected)
     """Rows, or events: counts, successes and failures, and for others mean²/variance a row."""
     of, _ = FAMILIES[name]
     X, y = simulate(name, 500, 2, seed=7)
-    units = (1.0, 1e-4) if of.free_dispersion else (1.0,)
+    units = (1.0, 1e-4) if of.estimates_dispersion else (1.0,)
     for unit in units:
         tally = tally_of(of, rows(X, y * unit, np.full(500, 3.0)), 90)
         assert tally.information() == pytest.approx(expected(y), rel=1e-9)

@@ -5,7 +5,7 @@ import pytest
 import scipy.sparse as sp
 
 from tangograd.glm import watch as module
-from tangograd.glm.rows import Rows, blocks
+from tangograd.glm.matrices import split
 from tangograd.glm.watch import SORTED, Watch
 from tests.glm.simulated import rows
 
@@ -15,7 +15,7 @@ SIZES = pytest.mark.parametrize("size", [1, 7, 1000])
 
 def seen(X, y=None, size=1000):
     watch = Watch(X.shape[1])
-    for block in blocks(rows(X, np.arange(float(X.shape[0])) if y is None else y), size):
+    for block in split(rows(X, np.arange(float(X.shape[0])) if y is None else y), size):
         watch.see(block)
     return watch
 
@@ -95,12 +95,3 @@ def test_too_few_rows_or_one_value_do_not_correlate():
     assert Watch(1).neighbour_correlation() == 0
     assert seen(np.zeros((1, 1)), np.ones(1)).neighbour_correlation() == 0
     assert seen(np.zeros((5, 1)), np.full(5, 0.1)).neighbour_correlation() == 0
-
-
-def test_rows_in_an_order_are_seen_alone():
-    X = np.c_[np.arange(10.0), np.r_[np.ones(9), 5.0]]
-    order = np.array([3, 1, 2])
-    watch = Watch(2)
-    watch.see(Rows(X, np.zeros(3), np.ones(3), np.zeros(3), order))
-    assert watch.constant() == [1]
-    assert watch.rows == 3

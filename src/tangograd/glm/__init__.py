@@ -13,7 +13,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family
+from tangograd.glm.families import Family
+from tangograd.glm.families import by_name as family
 
 if TYPE_CHECKING:
     from tangograd.glm.classifier import TangoClassifier

@@ -15,7 +15,7 @@ from sklearn.utils.multiclass import check_classification_targets, unique_labels
 
 from tangograd.glm.checks import check_finite_target
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
+from tangograd.glm.families import Family, Multinomial, by_name, means
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept
@@ -57,7 +57,7 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: float = 0.0,
         fit_intercept: bool = True,
         passes: int = 1,
-        polish: bool = False,
+        polish: bool | str = "auto",
         fisher: str = "expected",
         covariance: str | None = "auto",
         shuffle: bool = True,
@@ -79,7 +79,8 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
     _link = "logit"  # a model from a file may have another
 
     def _family(self) -> Family:
-        return family("binomial", self._link) if len(self.classes_) == 2 else multinomial()
+        count = len(self.classes_)
+        return by_name("binomial", self._link) if count == 2 else Multinomial(count)
 
     def _labels(self) -> tuple[Any, ...]:
         return tuple(self.classes_.tolist())
@@ -178,7 +179,7 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
         """The probability of each class, shape (n, classes)."""
         _, eta = self._predictors(X, offset)
         if self._link != "logit":
-            second = self._family().mean(eta[:, 0])
+            second = means(self._family(), eta[:, 0])
             return np.column_stack([1 - second, second])
         return np.asarray(softmax(np.c_[np.zeros(len(eta)), eta], axis=1))
 

@@ -6,7 +6,7 @@ import numpy as np
 import scipy.linalg
 from numpy.typing import NDArray
 
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block, Dense
 
 Array = NDArray[np.float64]
 
@@ -31,12 +31,12 @@ class Coordinates:
     def __init__(self, m: Array, W: Array | None = None) -> None:
         self.m, self.W = m, W
 
-    def rows(self, rows: Rows) -> Rows:
+    def rows(self, rows: Block) -> Block:
         """The same rows with z for X, if there is a W; otherwise the centring is left to others."""
         if self.W is None:
             return rows
-        x = rows.solid().centred(self.m)[:, :-1]
-        return Rows(x @ self.W, rows.y, rows.w, rows.offset)
+        x = rows.X.widened(len(self.m)).toarray() - self.m
+        return rows._replace(X=Dense(x @ self.W))
 
     @property
     def rest(self) -> Array:

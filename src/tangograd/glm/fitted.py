@@ -86,8 +86,10 @@ class Fitted:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Of the model: the number of coefficients."""
-        return len(self.estimates)
+        """Of the model: the number of coefficients, without those of aliased columns."""
+        if self.standard_errors is None:
+            return len(self.estimates)
+        return len(self.estimates) - int(np.isnan(self.standard_errors).sum())
 
     @property
     def residual_freedom(self) -> float:

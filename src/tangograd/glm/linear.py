@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-import functools
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from sklearn.base import BaseEstimator
+from sklearn.exceptions import ConvergenceWarning
 from sklearn.utils import check_random_state
 from sklearn.utils.validation import (
     check_is_fitted,
     validate_data,
 )
-from threadpoolctl import ThreadpoolController
 
 from tangograd.glm import engine
 from tangograd.glm.checks import check_among, check_finite_target, checked_weights, numbers_for
@@ -25,8 +25,10 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import Loaded, has_intercept
+from tangograd.glm.matrices import Block, DesignMatrix, as_matrix
+from tangograd.glm.numerics.blas_threads import single_thread
+from tangograd.glm.one_pass.diagnostics import describe
 from tangograd.glm.order import Shuffled
-from tangograd.glm.rows import Rows, is_sparse
 
 if TYPE_CHECKING:
     from tangograd.glm.reports.summary import Summary
@@ -46,7 +48,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
     alpha: float
     fit_intercept: bool
     passes: int
-    polish: bool
+    polish: bool | str
     fisher: str
     covariance: str | None
     shuffle: bool
@@ -90,25 +92,21 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         except (TypeError, ValueError):
             check_finite_target(y)
             raise
-        if is_sparse(X) and not X.has_canonical_format:
-            X = X.copy()
-            X.sum_duplicates()
-        return X, y
+        return as_matrix(X), y
 
     def _check_options(self) -> None:
         check_among(self.fisher, "fisher", ("expected", "sampled"))
         check_among(self.covariance, "covariance", ("auto", "full", "diagonal", None))
+        check_among(self.polish, "polish", ("auto", True, False))
         if not (isinstance(self.alpha, NUMBERS) and 0 <= self.alpha < np.inf):
             raise ValueError(f"alpha must be 0 or positive; got {self.alpha!r}")
         if not (isinstance(self.passes, int | np.integer) and self.passes >= 1):
             raise ValueError(f"passes must be 1 or more; got {self.passes!r}")
 
     def _engine(self, columns: int) -> OnePass:
-        labels = self._labels()
         return OnePass(
             self._family(),
             columns,
-            classes=len(labels) if labels is not None else 2,
             alpha=float(self.alpha),
             intercept=self.fit_intercept,
             fisher=self.fisher,
@@ -123,24 +121,17 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         sample_weight: ArrayLike | None,
         offset: ArrayLike | None,
         exposure: ArrayLike | None,
-    ) -> Rows:
+    ) -> Block:
         codes = self._codes(y)
         weights = self._weights(y, codes, checked_weights(sample_weight, len(y)))
-        return Rows(X, codes, weights, self._offset(len(y), offset, exposure))
+        return Block(X, codes, weights, self._offset(len(y), offset, exposure))
 
-    def _check_finite(self, X: Any) -> None:
+    def _check_finite(self, X: DesignMatrix) -> None:
         """Name the first row and column that are not finite."""
-        values = X.data if is_sparse(X) else X
-        with np.errstate(invalid="ignore", over="ignore"):  # the sum is a quick first look
-            if np.isfinite(values.sum()) or np.isfinite(values).all():
-                return
-        if is_sparse(X):
-            X = X.tocoo()
-            worst = np.flatnonzero(~np.isfinite(X.data))[0]
-            row, column, value = int(X.row[worst]), int(X.col[worst]), X.data[worst]
-        else:
-            row, column = (int(i[0]) for i in np.nonzero(~np.isfinite(X)))
-            value = X[row, column]
+        found = X.first_not_finite()
+        if found is None:
+            return
+        row, column, value = found
         names = getattr(self, "feature_names_in_", None)
         name = f"column {column}" if names is None else f"column {names[column]!r}"
         what = "NaN" if np.isnan(value) else "infinity (inf)"
@@ -173,22 +164,22 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             self.__dict__ = before
             raise
 
-    def _fit(self, rows: Rows) -> Self:
-        if not rows.w.any():
+    def _fit(self, rows: Block) -> Self:
+        if not rows.weights.any():
             raise DataError("sample_weight is zero in all rows: there is nothing to learn from")
-        if rows.bytes <= engine.BUFFER_BYTES:
+        if rows.X.nbytes <= engine.BUFFER_BYTES:
             self._check_finite(rows.X)
         before = getattr(self, "_model", None) if self.warm_start else None
         model = self._engine(rows.X.shape[1])
-        if before is not None and before.theta.shape == model.theta.shape:
+        if before is not None and before.coefficients().shape == (model.outputs, model.columns + 1):
             model.initial = before.coefficients()
             model.initial[:, -1] *= self.fit_intercept
         try:
             # products of narrow blocks are quickest on one thread, by far on a busy machine
-            threads = 1 if rows.X.shape[1] < WIDE else None
+            narrow = rows.X.shape[1] < WIDE
             with (
                 np.errstate(invalid="ignore", over="ignore"),
-                _threads().limit(limits=threads, user_api="blas"),
+                single_thread() if narrow else nullcontext(),
             ):
                 self._learn(model, rows)
         except (DataError, np.linalg.LinAlgError) as error:
@@ -199,7 +190,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         self._model = model
         return self
 
-    def _learn(self, model: OnePass, rows: Rows) -> None:
+    def _learn(self, model: OnePass, rows: Block) -> None:
         ordered = Shuffled(rows, self.shuffle, self.random_state)
         for part in ordered:
             model.feed_rows(part)
@@ -209,18 +200,27 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             for part in ordered:
                 model.feed_rows(part)
         if self.polish:
-            model.polish(lambda: [rows])
+            model.polish(ordered.again, only_if_needed=self.polish == "auto")
+        model.name_rows(ordered.places)
+        self._warn(model)
         model.condense()
         if not np.isfinite(model.coefficients()).all():
             raise DataError(EXTREME)
 
-    def _partial_fit(self, rows: Rows, first: bool) -> Self:
+    def _warn(self, model: OnePass) -> None:
+        """Warn of what makes the result unfit for use."""
+        names = [str(name) for name in getattr(self, "feature_names_in_", ())]
+        names = names or [f"x{i}" for i in range(self.n_features_in_)]
+        said = [describe(each, names) for each in model.diagnoses if each.serious]
+        if said:
+            warnings.warn("\n".join(said), ConvergenceWarning, stacklevel=4)
+
+    def _partial_fit(self, rows: Block, first: bool) -> Self:
         self._check_finite(rows.X)
         model = self._engine(rows.X.shape[1]) if first else self._model
         if isinstance(model, Loaded):
             raise ValueError("a loaded model cannot learn further; fit a new one")
-        X, y, w, offset, _ = rows
-        model.feed_rows(Rows(X.copy(), y.copy(), w.copy(), offset.copy()))
+        model.feed_rows(rows.copy())
         self._model = model
         return self
 
@@ -240,6 +240,11 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             names = [f"x{i}" for i in range(self.n_features_in_)]
         return self._model.fitted(tuple(str(name) for name in names), self._labels())
 
+    @property
+    def excess_(self) -> float:
+        """Excess variance over maximum likelihood, as a share: measured; 0 after convergence."""
+        return self.fitted_.excess - 1
+
     def _theta(self) -> Array:
         check_is_fitted(self)
         return self._model.coefficients()
@@ -247,7 +252,7 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
     def _predictors(
         self, X: Any, offset: ArrayLike | None = None, exposure: ArrayLike | None = None
     ) -> tuple[Any, Array]:
-        """X, checked, and η of shape (n, outputs)."""
+        """Return X, checked, and η of shape (n, outputs)."""
         check_is_fitted(self)
         X = validate_data(
             self,
@@ -257,9 +262,10 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
             ensure_all_finite=False,
             reset=False,
         )
+        X = as_matrix(X)
         self._check_finite(X)
         theta = self._theta()
-        eta = np.asarray(X @ theta[:, :-1].T, dtype=np.float64) + theta[:, -1]
+        eta = X.dot(theta[:, :-1].T) + theta[:, -1]
         return X, eta + self._offset(X.shape[0], offset, exposure)[:, None]
 
     def summary(self, *, level: float = 0.95, robust: bool = False) -> Summary:
@@ -307,9 +313,3 @@ class GeneralisedLinear(BaseEstimator):  # type: ignore[misc]
         tags = super().__sklearn_tags__()
         tags.input_tags.sparse = True
         return tags
-
-
-@functools.cache
-def _threads() -> ThreadpoolController:
-    """Looking for the libraries takes longer than a small fit."""
-    return ThreadpoolController()

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.rows import is_sparse
+from tangograd.glm.matrices import DesignMatrix
 
 Array = NDArray[np.float64]
 
@@ -39,7 +37,7 @@ class Loaded:
         return self.theta.copy()
 
 
-def predictor_errors(fitted: Fitted, X: Any) -> Array:
+def predictor_errors(fitted: Fitted, X: DesignMatrix) -> Array:
     """The standard error of η of each row, shape (n,), for a model with one output."""
     if fitted.covariance is None:
         raise ValueError(
@@ -49,14 +47,9 @@ def predictor_errors(fitted: Fitted, X: Any) -> Array:
         )
     V = np.nan_to_num(fitted.covariance)  # coefficients without a variance are 0
     if len(V) > X.shape[1]:
-        cross = np.asarray(X @ V[1:, 0])
+        cross = X.dot(V[1:, 0])
         inner, base = V[1:, 1:], V[0, 0]
     else:
         cross, inner, base = np.zeros(X.shape[0]), V, 0.0
-    XV = np.asarray(X @ inner)
-    squares = (
-        np.asarray(X.multiply(XV).sum(axis=1)).ravel()
-        if is_sparse(X)
-        else (np.einsum("ij,ij->i", X, XV))
-    )
+    squares = np.einsum("ij,ij->i", X.toarray(), X.dot(inner))
     return np.asarray(np.sqrt(np.maximum(squares + 2 * cross + base, 0.0)))

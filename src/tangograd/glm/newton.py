@@ -6,25 +6,30 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import scipy.linalg
 from numpy.typing import NDArray
 
 from tangograd.glm.coordinates import Coordinates
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family
-from tangograd.glm.rows import Rows, extremes
-from tangograd.glm.sums import Sums, respond, weighted_powers
-from tangograd.stream.families import LOG_TWO
-from tangograd.stream.glm import MULTINOMIAL
+from tangograd.glm.families import Family, evaluate
+from tangograd.glm.matrices import Block
+from tangograd.glm.numerics.linear_solve import solve
+from tangograd.glm.one_pass.linear_algebra import independent_columns
+from tangograd.glm.one_pass.tango_path import LOG_TWO
+from tangograd.glm.sums import Sums
+from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
 
 #: a ridge, so that separated or dependent columns have a solution: this share of the information
 #: that the rows have of each coefficient in the model with an intercept alone
-RIDGE = 1e-8
+RIDGE = 1e-13
 #: the ridge decides where its part of the loss is larger, or that of a coefficient's information
 OF_LOSS = 0.1
 OF_INFORMATION = 0.01
+#: times the ridge where it alone chooses between many perfect fits
+STRONGER = 1e5
+#: the share of the null deviance that a perfect fit leaves, rounding included
+PERFECT = 1e-6
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
 DENSE = 1500
 
@@ -42,6 +47,7 @@ class Solution(NamedTuple):
         streamed: this is where a stream is, and loss and sums are those of each row in its turn.
         separated: classes are told apart so well that only the ridge keeps θ finite.
         undetermined: the columns whose coefficients are the ridge's choice rather than the data's.
+        aliased: the columns that were left out: they depend linearly on those before them.
     """
 
     theta: Array
@@ -53,6 +59,7 @@ class Solution(NamedTuple):
     streamed: bool = False
     separated: bool = False
     undetermined: tuple[int, ...] = ()
+    aliased: tuple[int, ...] = ()
 
 
 class Objective:
@@ -72,7 +79,7 @@ class Objective:
     def __init__(
         self,
         family: Family,
-        blocks: Sequence[Rows],
+        blocks: Sequence[Block],
         m: Array,
         outputs: int,
         intercept: bool,
@@ -82,7 +89,7 @@ class Objective:
         self.family, self.blocks, self.m = family, blocks, m
         self.outputs, self.intercept, self.alpha = outputs, intercept, alpha
         self.size = len(m) + 1
-        self.weight = float(sum(block.w.sum() for block in blocks))
+        self.weight = float(sum(block.weights.sum() for block in blocks))
         spread = self.moments(2)
         if not np.isfinite(spread).all():
             raise DataError("there are extreme values in the features: their squares overflow")
@@ -91,25 +98,32 @@ class Objective:
             # not Σ x⁴/Σ x², which a few rows of a heavy-tailed column would decide
             self.ridge += 2 * prior * (spread / np.maximum(self.moments(1), 1e-300)) ** 2
         self.ridge[-1] = 0.0
+        self.left_out: NDArray[np.intp] = np.zeros(0, np.intp)  # in the flat θ
+
+    def leave_out(self, columns: Sequence[int]) -> None:
+        """Keep the coefficients of these columns as they are: 0."""
+        places = np.arange(self.outputs)[:, None] * self.size + np.asarray(columns, np.intp)
+        self.left_out = places.ravel()
 
     def moments(self, power: int) -> Array:
         """Σ w |x - m|^power of each column, shape (d + 1,)."""
         result = np.zeros(self.size)
         for block in self.blocks:
-            result += weighted_powers(block.X, self.m, block.w, power)
+            result[:-1] += block.X.weighted_powers(block.weights, self.m, power)
+            result[-1] += block.weights.sum()
         return result
 
     @property
     def rounding(self) -> float:
         """Of a decrement, where residuals may be nothing else: in linear models."""
-        if self.family.link != "identity":
+        if not self.family.quadratic:
             return 0.0
-        return 1e-26 * sum(float(block.w @ block.y**2) for block in self.blocks)
+        return 1e-26 * sum(float(block.weights @ block.y**2) for block in self.blocks)
 
-    def predictors(self, block: Rows, theta: Array) -> Array:
+    def predictors(self, block: Block, theta: Array) -> Array:
         """η, shape (n, outputs)."""
         base = theta[:, -1] - theta[:, :-1] @ self.m if self.intercept else 0.0
-        return np.asarray(block.dot(theta[:, :-1]) + base + block.offset[:, None])
+        return block.X.dot(theta[:, :-1].T) + base + block.offset[:, None]
 
     def pull(self, theta: Array) -> Array:
         """The gradient of the penalty and the ridge, shape of θ."""
@@ -120,23 +134,23 @@ class Objective:
         """The penalised loss."""
         total = 0.5 * float(np.sum(theta * self.pull(theta)))
         for block in self.blocks:
-            loss, _, _ = respond(self.family, self.predictors(block, theta), block.y)
-            total += float(block.w @ loss)
+            rows = evaluate(self.family, self.predictors(block, theta), block.y)
+            total += float(block.weights @ rows.loss)
         return total
 
     def sums(self, theta: Array, full: bool, meat: bool = False) -> tuple[float, float, Sums]:
-        """Σ w loss, Σ w s²/f (0 for classes) and the sums, all without the penalty."""
-        sums = Sums(self.outputs, self.size, full)
+        """Σ w loss, Σ w s²/f (0 for several outputs) and the sums, all without the penalty."""
+        sums = Sums(self.m, self.outputs, self.intercept, full)
         total, pearson = 0.0, 0.0
         for block in self.blocks:
-            loss, s, f = respond(self.family, self.predictors(block, theta), block.y)
-            total += float(block.w @ loss)
+            loss, s, f, _ = evaluate(self.family, self.predictors(block, theta), block.y)
+            total += float(block.weights @ loss)
             sums.mistakes += int(np.count_nonzero(loss >= LOG_TWO))
-            if self.family.code != MULTINOMIAL:
+            if self.outputs == 1:
                 ok = f[:, 0, 0] > 0
-                pearson += float(block.w[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
-            w = block.w[:, None]
-            sums.add(block, self.m, w * s, w[:, :, None] * f, self.intercept, meat)
+                pearson += float(block.weights[ok] @ (s[ok, 0] ** 2 / f[ok, 0, 0]))
+            w = block.weights[:, None]
+            sums.add(block.X, w * s, w[:, :, None] * f, meat)
         return total, pearson, sums
 
     def penalised(self, fisher: Array) -> Array:
@@ -146,30 +160,32 @@ class Objective:
 
     def curvature(self, fisher: Array) -> Array:
         """The same with the ridge's."""
-        return self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
+        H = self.penalised(fisher) + np.diag(np.tile(self.ridge, self.outputs))
+        H[self.left_out] = H[:, self.left_out] = 0.0
+        return np.asarray(H)
 
 
-def null_weight(family: Family, blocks: Sequence[Rows], outputs: int) -> float:
+def null_weight(family: Family, blocks: Sequence[Block], outputs: int) -> float:
     """A row's Fisher weight f at the mean of y, of the rarest class for several; 1 at borders."""
-    weight = sum(float(block.w.sum()) for block in blocks)
-    if family.code == MULTINOMIAL:
+    weight = sum(float(block.weights.sum()) for block in blocks)
+    if family.centers_penalty:
         counts = np.zeros(outputs + 1)
         for block in blocks:
-            counts += np.bincount(block.y.astype(np.int64), block.w, len(counts))
+            counts += np.bincount(block.y.astype(np.int64), block.weights, len(counts))
         shares = counts / weight
         inside = shares[(shares > 0) & (shares < 1)]
         return float(np.min(inside * (1 - inside), initial=1.0))
-    mean = sum(float(block.w @ block.y) for block in blocks) / weight
-    bordered = family.link != "identity" and not mean > 0
-    if bordered or (family.name == "binomial" and mean == 1):
+    mean = sum(float(block.weights @ block.y) for block in blocks) / weight
+    if not family.support.is_interior(mean):
         return 1.0
-    return float(family.points(np.array([family.predictor(mean)]), np.zeros(1))[2][0])
+    eta = family.linear_predictor(np.array([mean]))
+    return float(evaluate(family, eta, np.array([mean])).fisher[0])
 
 
 def penalty_gradient(family: Family, theta: Array, strength: float) -> Array:
     """Of half the squared coefficients; of several classes, of all of them, centred."""
     result = strength * theta
-    if family.code == MULTINOMIAL:
+    if family.centers_penalty:
         result = result - strength * theta.sum(axis=0) / (len(theta) + 1)
     result[:, -1] = 0.0
     return result
@@ -177,20 +193,20 @@ def penalty_gradient(family: Family, theta: Array, strength: float) -> Array:
 
 def penalty_matrix(family: Family, outputs: int, size: int, strength: float) -> Array:
     """The second derivative of the same, for flat coefficients."""
-    mixing = np.eye(outputs) - (1 / (outputs + 1) if family.code == MULTINOMIAL else 0.0)
+    mixing = np.eye(outputs) - (1 / (outputs + 1) if family.centers_penalty else 0.0)
     columns = np.r_[np.full(size - 1, strength), 0.0]
     return np.asarray(np.kron(mixing, np.diag(columns)))
 
 
-def means(blocks: Sequence[Rows], width: int) -> Array:
+def means(blocks: Sequence[Block], width: int) -> Array:
     """The weighted mean of each column; exactly its value where that is constant."""
     total, weight = np.zeros(width), 0.0
     low, high = np.full(width, np.inf), np.full(width, -np.inf)
     for block in blocks:
         d = block.X.shape[1]
-        total[:d] += np.asarray(block.X.T @ block.w, dtype=np.float64)
-        weight += float(block.w.sum())
-        least, most = extremes(block.X)
+        total[:d] += block.X.transpose_dot(block.weights)
+        weight += float(block.weights.sum())
+        least, most = block.X.extremes()
         low[:d], high[:d] = np.minimum(low[:d], least), np.maximum(high[:d], most)
         low[d:], high[d:] = np.minimum(low[d:], 0.0), np.maximum(high[d:], 0.0)
     return np.where(low == high, low, total / weight if weight > 0 else total)
@@ -218,7 +234,7 @@ def converge(
         g = sums.gradient + objective.pull(theta).ravel()
         step = solve(objective.curvature(sums.fisher), g)
         decrement = float(g @ step)
-        dispersion = pearson / objective.weight if objective.family.free_dispersion else 1.0
+        dispersion = pearson / objective.weight if objective.family.estimates_dispersion else 1.0
         if decrement <= tolerance * dispersion + rounding:
             converged = True
             break
@@ -242,6 +258,40 @@ def converge(
     return Solution(theta, loss, pearson, sums, converged, Coordinates(objective.m))
 
 
+def maximum_likelihood(objective: Objective, theta: Array) -> Solution:
+    """Converge, without columns that depend linearly on those before them.
+
+    Where there are any, the first solution, in which the ridge chose between them, is only the
+    start of another. A penalty makes all columns count.
+    """
+    found = converge(objective, theta)
+    if objective.alpha > 0 or not found.sums.full:
+        return found
+    size = objective.size
+    blocks = found.sums.fisher.reshape(objective.outputs, size, objective.outputs, size)
+    gram = np.einsum("kikj->ij", blocks)
+    present = np.flatnonzero(np.diag(gram) > 0)
+    kept = independent_columns(gram, size - 1 if objective.intercept else None)
+    aliased = tuple(int(j) for j in np.setdiff1d(present, kept))
+    if not aliased:
+        return found
+    if _interpolates(objective, found):  # columns cannot be told apart: the least coefficients
+        objective.ridge *= STRONGER
+        return converge(objective, theta)
+    objective.leave_out(aliased)
+    theta = found.theta.copy()
+    theta[:, list(aliased)] = 0.0
+    return converge(objective, theta)._replace(aliased=aliased)
+
+
+def _interpolates(objective: Objective, found: Solution) -> bool:
+    """Return whether the fit is perfect: there are as many coefficients as different rows."""
+    tally = Tally(objective.family, objective.outputs + 1)
+    tally.add(objective.blocks, 0.0, 0.0)
+    left, whole = found.loss - tally.saturated, tally.null_loss() - tally.saturated
+    return left <= PERFECT * whole
+
+
 def examined(objective: Objective, found: Solution) -> Solution:
     """The same, with what the ridge has done.
 
@@ -252,8 +302,9 @@ def examined(objective: Objective, found: Solution) -> Solution:
     if objective.alpha > 0:
         return found
     pulled = float(np.sum(objective.ridge * found.theta**2))
-    classes = objective.family.name in ("binomial", "multinomial")
-    separated = classes and (found.sums.mistakes == 0 or pulled > OF_LOSS * found.loss)
+    separated = objective.family.classes and (
+        found.sums.mistakes == 0 or pulled > OF_LOSS * found.loss
+    )
     if not found.sums.full or separated:
         return found._replace(separated=separated)
     H, ridge = objective.curvature(found.sums.fisher), np.tile(objective.ridge, objective.outputs)
@@ -263,6 +314,7 @@ def examined(objective: Objective, found: Solution) -> Solution:
     share = np.zeros(len(ridge))
     share[here] = ridge[here] * scale**2 * np.diag(inverse)
     weak = np.flatnonzero(share > OF_INFORMATION) % objective.size
+    weak = np.setdiff1d(weak, found.aliased)
     return found._replace(undetermined=tuple(int(j) for j in np.unique(weak)))
 
 
@@ -292,16 +344,3 @@ def _descend(objective: Objective, theta: Array) -> Solution:
     theta = (scale * found.x).reshape(shape)
     sums_there = objective.sums(theta, full=False, meat=True)
     return Solution(theta, *sums_there, bool(found.success), Coordinates(objective.m))
-
-
-def solve(H: Array, g: Array) -> Array:
-    """``H⁻¹ g`` for a positive semi-definite H of any scaling; 0 where H has no curvature."""
-    curvature = np.diag(H)
-    scale = np.where(curvature > 0, 1 / np.sqrt(np.maximum(curvature, 1e-300)), 0.0)
-    R = H * scale[:, None] * scale
-    R[np.diag_indices(len(R))] += 1e-14 + (scale == 0)
-    try:
-        factor = scipy.linalg.cho_factor(R, check_finite=False)
-        return np.asarray(scale * scipy.linalg.cho_solve(factor, scale * g, check_finite=False))
-    except np.linalg.LinAlgError:
-        return np.asarray(scale * (np.linalg.pinv(R, hermitian=True) @ (scale * g)))

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from sklearn.utils import check_random_state
 
 from tangograd.glm import engine
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block
 
 Array = NDArray[np.float64]
 
@@ -23,34 +23,41 @@ class Shuffled:
     """The rows in one random order of runs of neighbours, or as they are; block after block."""
 
     def __init__(
-        self, rows: Rows, shuffle: bool, random_state: int | np.random.RandomState | None
+        self, rows: Block, shuffle: bool, random_state: int | np.random.RandomState | None
     ) -> None:
         self.rows = rows
-        self.shuffle = shuffle and rows.bytes > engine.BUFFER_BYTES
+        self.shuffle = shuffle and rows.X.nbytes > engine.BUFFER_BYTES
         self.rng = check_random_state(random_state)
+        self.order: NDArray[np.int64] | None = None  # of the last iteration
 
-    def __iter__(self) -> Iterator[Rows]:
+    def __iter__(self) -> Iterator[Block]:
         if not self.shuffle:
             yield self.rows
             return
         n = len(self.rows)
         apart = _neighbour_correlation(self.rows.y) > TOGETHER
-        run = 1 if apart else max(1, RUN_BYTES * n // max(self.rows.bytes, 1))
+        run = 1 if apart else max(1, RUN_BYTES * n // max(self.rows.X.nbytes, 1))
         starts = self.rng.permutation(-(-n // run)) * run
         order = (starts[:, None] + np.arange(run)).ravel()
         if n % run:
             order = order[order < n]
-        X, y, w, offset, _ = self.rows
-        w, offset = (column if _same(column) else column[order] for column in (w, offset))
-        for begin in range(0, n, engine.BLOCK_ROWS):
-            here = slice(begin, begin + engine.BLOCK_ROWS)
-            yield Rows(X, y[order[here]], w[here], offset[here], order[here])
+        self.order = order
+        yield from self.again()
+
+    def again(self) -> Iterator[Block]:
+        """Yield the rows in the order of the last iteration."""
+        if self.order is None:
+            yield self.rows
+            return
+        for begin in range(0, len(self.rows), engine.BLOCK_ROWS):
+            yield self.rows.take(self.order[begin : begin + engine.BLOCK_ROWS])
+
+    def places(self) -> NDArray[np.int64]:
+        """Return the numbers of the rows that have a weight, in the order of the last iteration."""
+        order = np.arange(len(self.rows)) if self.order is None else self.order
+        return np.asarray(order[self.rows.weights[order] != 0], np.int64)
 
 
 def _neighbour_correlation(y: Array) -> float:
     z = y - y.mean()
     return float(z[1:] @ z[:-1] / max(float(z @ z), 1e-300))
-
-
-def _same(column: Array) -> bool:
-    return bool((column == column[0]).all())

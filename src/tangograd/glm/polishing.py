@@ -11,8 +11,9 @@ from numpy.typing import NDArray
 
 from tangograd.glm.coordinates import Coordinates
 from tangograd.glm.errors import DataError
-from tangograd.glm.newton import DENSE, Solution, solve
-from tangograd.glm.rows import Rows, blocks, together
+from tangograd.glm.matrices import Block, rechunk
+from tangograd.glm.newton import DENSE, Solution
+from tangograd.glm.numerics.linear_solve import solve
 from tangograd.glm.sums import Sums
 from tangograd.glm.tally import Tally
 
@@ -30,7 +31,7 @@ SHORTER = 8
 ROUNDING = 1e-13
 
 
-def polish(model: OnePass, again: Callable[[], Iterable[Rows]]) -> None:
+def polish(model: OnePass, again: Callable[[], Iterable[Block]]) -> None:
     """Newton steps, one for each pass, until one is worth less than 0.01 standard errors.
 
     A step that makes the loss larger is not taken but made shorter; the result is never worse than
@@ -40,13 +41,13 @@ def polish(model: OnePass, again: Callable[[], Iterable[Rows]]) -> None:
         model: a stream after its last row; it gets the result in ``polished``.
         again: reads all rows once more.
     """
-    if model.theta.size > DENSE:
+    if model.coefficient_count > DENSE:
         raise DataError(
             f"polishing forms the Fisher matrix, for at most {DENSE} coefficients; there are "
-            f"{model.theta.size}: use more passes instead"
+            f"{model.coefficient_count}: use more passes instead"
         )
     centred = Coordinates(model.at.m)
-    best = _read(model, again(), centred.inward(model.at.outward(model.theta)))
+    best = _read(model, again(), centred.inward(model.at.outward(model.working_path.arrays.theta)))
     _keep(model, best, centred)
     shrinking, length = False, 1.0
     for _ in range(PASSES - 1):
@@ -80,19 +81,20 @@ def _keep(model: OnePass, reading: _Reading, centred: Coordinates) -> None:
     tally = model.tally = reading.tally
     model.last_step = reading.worth
     model.polished = Solution(theta, tally.loss, tally.pearson, reading.sums, done, centred)
-    model.theta, model.v[:] = model.at.inward(centred.outward(theta)), 0.0
+    path = model.working_path
+    path.arrays.theta[:], path.arrays.v[:] = model.at.inward(centred.outward(theta)), 0.0
 
 
-def _read(model: OnePass, parts: Iterable[Rows], theta: Array) -> _Reading:
+def _read(model: OnePass, parts: Iterable[Block], theta: Array) -> _Reading:
     """One pass over all rows."""
     model.passes += 1
-    sums = Sums(model.outputs, model.columns + 1, full=True)
+    sums = Sums(model.at.m, model.outputs, model.intercept, full=True)
     tally = Tally(model.family, model.outputs + 1)
     objective = None
-    for rows in _even(parts, model.block_rows):
+    for rows in rechunk((part.with_weight() for part in parts), model.block_rows):
         objective = model.objective([rows], model.at.m)
         loss, pearson, part = objective.sums(theta, full=True, meat=True)
-        sums.include(part)
+        sums.merge(part)
         tally.add([rows], loss, pearson)
     if objective is None:
         raise DataError("the second reading of the data had no rows")
@@ -100,24 +102,7 @@ def _read(model: OnePass, parts: Iterable[Rows], theta: Array) -> _Reading:
     pull = objective.pull(theta)
     g = sums.gradient + pull.ravel()
     step = solve(objective.curvature(sums.fisher), g)
-    dispersion = tally.pearson / tally.weight if model.family.free_dispersion else 1.0
+    dispersion = tally.pearson / tally.weight if model.family.estimates_dispersion else 1.0
     worth = math.sqrt(max(float(g @ step), 0.0) / max(dispersion, 1e-300))
     value = tally.loss + 0.5 * float(np.sum(theta * pull))
     return _Reading(theta, value, step.reshape(theta.shape), worth, sums, tally)
-
-
-def _even(parts: Iterable[Rows], size: int) -> Iterable[Rows]:
-    """The same rows in blocks of one size."""
-    held: list[Rows] = []
-    waiting = 0
-    for part in parts:
-        if len(part) and not part.w.all():
-            part = part.take(np.flatnonzero(part.w))
-        for block in blocks(part.plain(), size, size - waiting):
-            held.append(block)
-            waiting += len(block)
-            if waiting == size:
-                yield together(held)
-                held, waiting = [], 0
-    if held:
-        yield together(held)

@@ -29,7 +29,6 @@ from scipy.special import expi
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.newton import Solution, penalty_matrix
 from tangograd.glm.watch import SORTED
-from tangograd.stream import glm as kernel
 
 if TYPE_CHECKING:
     from tangograd.glm.engine import OnePass
@@ -66,12 +65,14 @@ class Precision:
     def __init__(self, model: OnePass, found: Solution) -> None:
         self.model, self.found = model, found
         self.tally = model.settled_tally(found)
-        tally, p = self.tally, found.theta.size - (0 if model.intercept else model.outputs)
+        tally = self.tally
+        columns = model.columns + model.intercept - len(found.aliased)
+        p = model.outputs * (columns - len(model.watch.constant()) * model.intercept)
         self.exact = not found.streamed
         # rows in memory have the whole matrix wherever Fisher scoring formed it
         self.kind = "none" if model.kind == "none" else "full" if found.sums.full else "diagonal"
         self.dispersion = 1.0
-        if model.family.free_dispersion and tally.weight > 0:
+        if model.family.estimates_dispersion and tally.weight > 0:
             # progressive residuals are those of rows not yet learned from: they lose no freedom
             lost = p if self.exact and tally.weight > p else 0
             self.dispersion = tally.pearson / (tally.weight - lost)
@@ -81,12 +82,12 @@ class Precision:
         if self.exact:
             return np.zeros_like(values)
         model = self.model
-        scalars, n = model.scalars, self.tally.rows
-        if scalars[kernel.Q] == 0:  # nothing to learn
+        state, n = model.working_path.state, self.tally.rows
+        if state.q == 0:  # nothing to learn
             return np.zeros_like(values)
-        K, m = scalars[kernel.ROWS], model.start_rows
-        noise = 0.5 * scalars[kernel.NOISE] / scalars[kernel.Q]
-        late = _late(2 * scalars[kernel.GAMMA] * math.sqrt(K) * values, m, K)
+        K, m = state.k, model.start_rows
+        noise = 0.5 * state.noise / state.q
+        late = _late(2 * state.gamma * math.sqrt(K) * values, m, K)
         start = _start(2 * model.start_gamma * math.sqrt(m) * values, m, K)
         return np.asarray(n / K * (noise + np.minimum(late + start, K / m)))
 
@@ -97,6 +98,8 @@ class Precision:
         diagonal = np.diag(sums.fisher) if sums.full else sums.fisher
         rounding = 0.0 if self.found.at.W is None else TINY**2 * diagonal.max()
         here = np.flatnonzero(diagonal > rounding)
+        if found_out := self.found.aliased:
+            here = here[~np.isin(here % sums.size, found_out)]
         if not sums.full:
             e = self.excess(np.ones(1))
             variance, robust = np.full(p, np.nan), np.full(p, np.nan)
@@ -141,7 +144,7 @@ class Precision:
                 errors = np.sqrt(_turned_diagonal(model, found, raw))
                 robust = np.sqrt(_turned_diagonal(model, found, raw_robust))
         likelihood = family.log_likelihood(
-            tally.loss, tally.saturated, tally.base, tally.weight, self.dispersion
+            tally.loss, tally.saturated, tally.normalizer, tally.weight, self.dispersion
         )
         return Fitted(
             family=family.name,
@@ -182,7 +185,12 @@ class Precision:
                 if model.intercept
                 else f"constant: {which}"
             )
-        for known, twin in watch.duplicates()[:10]:
+        if found.aliased:
+            which = _listed([names[j] for j in found.aliased])
+            notes.append(
+                f"left out, since they depend linearly on the columns before them: {which}"
+            )
+        for known, twin in [] if found.aliased else watch.duplicates()[:10]:
             notes.append(
                 f"{names[twin]} equals {names[known]} in every row: their effect is divided "
                 "between them, and only its sum has a meaning"
@@ -196,14 +204,15 @@ class Precision:
                     "pass learns from them in that order and takes the last for typical: shuffle "
                     "them, or use polish"
                 )
-            bounded = model.scalars[kernel.LEVERAGE] / model.scalars[kernel.ROWS]
+            state = model.working_path.state
+            bounded = state.limited / state.k
             if bounded > BOUNDED:
                 notes.append(
                     f"{bounded:.1%} of the rows were so extreme that their effect was bounded; "
                     "polish removes what that changes"
                 )
             each = self.tally.information() / found.theta.size
-            if each < FEW and model.family.name not in ("gaussian", "gamma"):
+            if each < FEW and model.family.support.has_boundary:
                 notes.append(
                     "events are too rare for one pass to be precise with so many coefficients "
                     f"(about {each:.0f} informative rows for each): use polish"
@@ -222,9 +231,8 @@ class Precision:
             )
         if self.separated():
             notes.append(
-                "the classes are separated perfectly, or all but: maximum likelihood has no "
-                "finite solution, and the coefficients are those of a very small penalty; set "
-                "alpha to choose it"
+                "the classes are linearly separable, or all but, so the maximum-likelihood "
+                "estimate does not exist; set alpha to choose one"
             )
         doubled = {twin for pair in watch.duplicates() for twin in pair}
         open_ = [names[j] for j in found.undetermined if j not in doubled]
@@ -251,18 +259,18 @@ class Precision:
     def hopeless(self) -> bool:
         """The model is worse than its intercept alone, by what the rows are from it."""
         tally, family = self.tally, self.model.family
-        if family.free_dispersion and family.link == "log":
+        if family.estimates_dispersion and not family.quadratic:
             return self.dispersion > HOPELESS * tally.null_dispersion()
         lost = tally.loss - tally.saturated
         return family.link == "log" and lost > HOPELESS * (tally.null_loss() - tally.saturated)
 
     def separated(self) -> bool:
         """The classes are told apart without an error, or only the ridge keeps θ finite."""
-        if self.model.family.name not in ("binomial", "multinomial") or self.model.alpha > 0:
+        if not self.model.family.classes or self.model.alpha > 0:
             return False
         if self.found.streamed:
             told_apart = self.tally.loss < ALL_BUT * self.tally.null_loss()
-            return bool(self.model.scalars[kernel.MISTAKES] == 0 or told_apart)
+            return bool(self.model.working_path.state.mistakes == 0 or told_apart)
         return self.found.separated or self.found.sums.mistakes == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Self
 
 import numpy as np
@@ -15,11 +16,11 @@ from sklearn.utils.validation import (
 )
 
 from tangograd.glm.checks import checked_weights
-from tangograd.glm.families import Family, family
+from tangograd.glm.families import Family, by_name, means
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
 from tangograd.glm.loaded import has_intercept, predictor_errors
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block
 from tangograd.glm.tally import Tally
 
 Array = NDArray[np.float64]
@@ -40,8 +41,9 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: the penalty in ``mean loss + alpha/2 ‖coef‖²``, the loss being half the deviance.
         fit_intercept: add a constant to the predictor.
         passes: over the rows; two come closer to maximum likelihood.
-        polish: at most three further passes with Newton steps, until one is worth less than 0.01
-            standard errors.
+        polish: ``"auto"``: read the rows once more if the measured excess of the variance over
+            maximum likelihood's is above 2%; True: up to three times more, until it is negligible;
+            False: never.
         fisher: ``"expected"``, or ``"sampled"`` for the pseudo-samples of the paper.
         covariance: ``"full"`` (O(d²) a row), ``"diagonal"``, None (no standard errors), or
             ``"auto"``: full up to 500 coefficients, diagonal beyond.
@@ -71,7 +73,7 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         alpha: float = 0.0,
         fit_intercept: bool = True,
         passes: int = 1,
-        polish: bool = False,
+        polish: bool | str = "auto",
         fisher: str = "expected",
         covariance: str | None = "auto",
         shuffle: bool = True,
@@ -91,7 +93,7 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         self.random_state = random_state
 
     def _family(self) -> Family:
-        return family(self.family, self.link)
+        return by_name(self.family, self.link)
 
     def _codes(self, y: NDArray[Any]) -> Array:
         numbers = np.ascontiguousarray(y, dtype=np.float64)
@@ -166,14 +168,14 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
             interval: a level such as 0.95; the result is then (mean, low, high), an interval for
                 the mean that reflects the uncertainty of the coefficients.
         """
-        X, eta = self._predictors(X, offset, exposure)
+        matrix, eta = self._predictors(X, offset, exposure)
         model_family, eta = self._family(), eta[:, 0]
         if interval is None:
-            return model_family.mean(eta)
+            return means(model_family, eta)
         if not 0 < interval < 1:
             raise ValueError(f"interval must be a level between 0 and 1; got {interval!r}")
-        width = norm.ppf(0.5 + interval / 2) * predictor_errors(self.fitted_, X)
-        return tuple(model_family.mean(at) for at in (eta, eta - width, eta + width))  # type: ignore[return-value]
+        width = norm.ppf(0.5 + interval / 2) * predictor_errors(self.fitted_, matrix)
+        return tuple(means(model_family, at) for at in (eta, eta - width, eta + width))  # type: ignore[return-value]
 
     def score(
         self,
@@ -184,13 +186,13 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
         exposure: ArrayLike | None = None,
     ) -> float:
         """D², the share of the deviance that an intercept leaves: R² for gaussian models."""
-        X, eta = self._predictors(X, offset, exposure)
-        check_consistent_length(X, y)
+        matrix, eta = self._predictors(X, offset, exposure)
+        check_consistent_length(eta, y)
         y = self._codes(column_or_1d(y))
         w = checked_weights(sample_weight, len(y))
         model_family, shift = self._family(), self._offset(len(y), offset, exposure)
         tally = Tally(model_family, 2)
-        tally.add([Rows(X, y, w, shift)], 0.0, 0.0)
+        tally.add([Block(matrix, y, w, shift)], 0.0, 0.0)
         null = tally.null_predictor() + shift
         total = float(w @ model_family.unit_deviance(y, null))
         left = float(w @ model_family.unit_deviance(y, eta[:, 0]))
@@ -204,12 +206,13 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
             raise ValueError("this is a classifier: load it with TangoClassifier.load")
         chosen: str | Family = fitted.family
         if fitted.parameters:
-            chosen = family(fitted.family, fitted.link, **fitted.parameters)
+            chosen = by_name(fitted.family, fitted.link, **fitted.parameters)
         link = None if fitted.parameters else fitted.link
         with_intercept = has_intercept(fitted)
         return cls(chosen, link, alpha=fitted.alpha, fit_intercept=with_intercept)._restore(fitted)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
-        tags.target_tags.positive_only = self._family().name not in ("gaussian", "binomial")
+        support = self._family().support
+        tags.target_tags.positive_only = support.lower == 0 and not math.isfinite(support.upper)
         return tags

@@ -1,320 +1,132 @@
-"""Sums over rows: the gradient, the Fisher matrix, and the outer products of the scores."""
+"""Sums over rows: the gradient, the Fisher information, and the outer products of the scores."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.coded import Coded
-from tangograd.glm.coded_sums import ROUNDING, CodedSums, coded_squares
-from tangograd.glm.families import Family
-from tangograd.glm.rows import Matrix, Rows, is_sparse
-from tangograd.stream.glm import MULTINOMIAL
-from tangograd.stream.outer import STRIP, add_outer, symmetric
-from tangograd.stream.vectors import padded
+from tangograd.glm.matrices import DesignMatrix, GramSum
 
 Array = NDArray[np.float64]
 
-#: sparse rows with a smaller share of non-zeros are multiplied as such
-FEW = 0.1
-#: unless a column is so far from 0, in its standard deviations, that centring would cancel
-FAR = 1e3
-#: rows are centred and multiplied so many bytes at once, which stay in the processor's cache
-STRIP_BYTES = 1 << 18
-STRIP_ROWS = 256  # but at least
-NO_PARTS = (np.empty((0, 0, 0)),) * 3
-#: sums that are kept apart are put to the others after so many rows
-FOLD_ROWS = 1 << 20
-
-
-def respond(family: Family, eta: Array, y: Array) -> tuple[Array, Array, Array]:
-    """Losses (n,), scores (n, outputs) and Fisher matrices (n, outputs, outputs) of rows."""
-    if family.code != MULTINOMIAL:
-        loss, s, f = family.points(eta[:, 0], y)
-        return loss, s[:, None], f[:, None, None]
-    largest = np.maximum(eta.max(axis=1), 0.0)
-    p = np.exp(eta - largest[:, None])
-    total = p.sum(axis=1) + np.exp(-largest)
-    p /= total[:, None]
-    own = y.astype(np.int64) - 1
-    rows = np.flatnonzero(own >= 0)
-    loss = largest + np.log(total)
-    loss[rows] -= eta[rows, own[rows]]
-    fisher = -p[:, :, None] * p[:, None, :]
-    diagonal = np.arange(p.shape[1])
-    fisher[:, diagonal, diagonal] += p
-    s = p.copy()
-    s[rows, own[rows]] -= 1
-    return loss, s, fisher
-
 
 class Sums:
-    """Weighted sums of the Fisher matrix, the sandwich's meat and the gradient.
+    """Weighted sums of the gradient, the Fisher matrix and the sandwich's meat.
 
-    The coefficients are flat, output by output: ``outputs * size`` of them.
+    The coefficients are flat, output by output: ``outputs * size`` of them, with size the columns
+    and the intercept.
 
     Args:
-        outputs: how many linear predictors.
-        size: coefficients for each.
+        center: m, that columns are centred at, shape (d,).
+        outputs: linear predictors of a row.
+        intercept: there is one.
         full: the whole matrices; their diagonals otherwise.
     """
 
-    def __init__(self, outputs: int, size: int, full: bool) -> None:
-        p = outputs * size
-        self.outputs, self.size, self.full = outputs, size, full
-        self.gradient = np.zeros(p)
+    def __init__(self, center: Array, outputs: int, intercept: bool, full: bool) -> None:
+        self.center, self.outputs, self.intercept, self.full = center, outputs, intercept, full
+        self.gradient = np.zeros(outputs * self.size)
         self.mistakes = 0  # rows to whose class the model gives less than one half
-        self._fisher = np.zeros((p, p) if full else p)
-        self._meat = np.zeros((p, p) if full else p)
-        # sums of rows of one output, by compiled functions, and the number of these rows
-        self._outer: Array | None = None
-        self._coded: CodedSums | None = None
-        self._apart = 0
+        pairs = list(itertools.combinations_with_replacement(range(outputs), 2))
+        self._fisher = _Blocks(center, outputs, intercept, full, pairs)
+        self._meat = _Blocks(center, outputs, intercept, full, pairs)
 
-    def add(
-        self,
-        rows: Rows,
-        m: Array,
-        scores: Array,
-        fishers: Array,
-        intercept: bool = True,
-        meat: bool = True,
-    ) -> None:
-        """Rows centred at m, with weighted scores and weighted Fisher matrices."""
-        if not self.full:
-            self.gradient += np.hstack(
-                [weighted(rows.X, m, s, intercept) for s in np.ascontiguousarray(scores.T)]
-            )
-            for i in range(self.outputs):
-                here = np.s_[i * self.size : (i + 1) * self.size]
-                self._fisher[here] += weighted_powers(rows.X, m, fishers[:, i, i], 2, intercept)
-                self._meat[here] += weighted_powers(rows.X, m, scores[:, i] ** 2, 2, intercept)
-            return
-        if _few_entries(rows.X, m):
-            self._add_sparse(rows.X, m, scores, fishers, intercept, meat)
-            return
-        if is_sparse(rows.X):  # whose strips are slow to take
-            rows = Rows(rows.X.toarray(), rows.y, rows.w, rows.offset)
-        for start in range(0, len(rows), self.strip):
-            strip = slice(start, start + self.strip)
-            x = rows.take(strip).centred(m, intercept)
-            self._add_dense(x, scores[strip], fishers[strip], meat)
+    @property
+    def size(self) -> int:
+        """Coefficients of one output."""
+        return len(self.center) + 1
 
-    def add_single(self, z: Array, weights: Array) -> None:
-        """Rows of one output, as ``z = [x - m, 1]``, padded, and their w f and (w s)².
-
-        For covariances: of a stream, whose θ moves, the sum of the gradients says nothing.
-        """
-        if self.full:
-            self._count(len(z))
-            if self._outer is None:
-                self._outer = np.zeros((2, z.shape[1], z.shape[1]))
-            cast(Any, add_outer)(weights, z, self._outer)
-        else:
-            fisher, meat = weights @ z[:, : self.size] ** 2
-            self._fisher += fisher
-            self._meat += meat
-
-    def coded_parts(self, X: Coded, m: Array, intercept: bool) -> tuple[Array, Array, Array]:
-        """What the kernel for rows of numbers and levels adds to; nothing for diagonals."""
-        if not self.full:
-            return NO_PARTS
-        self._count(len(X.codes))
-        if self._coded is None:
-            self._coded = CodedSums(X, m, intercept)
-        return self._coded.parts
-
-    def add_coded(self, X: Coded, m: Array, weights: Array, intercept: bool) -> None:
-        """To diagonals, rows of one output with numbers and levels; as ``add_single``."""
-        self._fisher += coded_squares(X, m, weights[0], intercept)
-        self._meat += coded_squares(X, m, weights[1], intercept)
-
-    def _count(self, rows: int) -> None:
-        """Further rows come; after many, their sums go to the others, lest rounding adds up."""
-        if self._apart >= FOLD_ROWS:
-            self._fold()
-        self._apart += rows
-
-    def _fold(self) -> None:
-        """Put all sums to the others."""
-        self._fisher, self._meat = self.fisher, self.meat
-        self._outer, self._coded, self._apart = None, None, 0
+    def add(self, X: DesignMatrix, scores: Array, fishers: Array, meat: bool = True) -> None:
+        """Add rows with weighted scores and weighted Fisher matrices in their outputs."""
+        for i in range(self.outputs):
+            own = np.ascontiguousarray(scores[:, i])
+            total = own.sum()
+            part = self.gradient[i * self.size : (i + 1) * self.size]
+            part[: X.shape[1]] += X.transpose_dot(own)
+            part[:-1] -= total * self.center
+            part[-1] += total if self.intercept else 0.0
+        self._fisher.add(X, lambda i, j: np.ascontiguousarray(fishers[:, i, j]))
+        if meat:
+            self._meat.add(X, lambda i, j: scores[:, i] * scores[:, j])
 
     @property
     def fisher(self) -> Array:
         """The Fisher matrix, or its diagonal."""
-        return self._whole(self._fisher, 0)
+        return self._fisher.matrix()
 
     @property
     def meat(self) -> Array:
         """The outer products of the scores, or their diagonal."""
-        return self._whole(self._meat, 1)
+        return self._meat.matrix()
 
-    def _whole(self, total: Array, kind: int) -> Array:
-        """With the sums that are kept apart."""
-        if self._outer is not None:
-            total = total + symmetric(self._outer[kind], self.size)
-        return total if self._coded is None else total + self._coded.matrices()[kind]
-
-    @property
-    def strip(self) -> int:
-        """How many rows to multiply at once: whole strips of the compiled function."""
-        fitting = STRIP_BYTES // (8 * self.size)
-        return max(STRIP_ROWS, fitting // STRIP * STRIP) if self.full else max(1, fitting)
-
-    def _add_dense(self, x: Array, scores: Array, fishers: Array, meat: bool) -> None:
-        """The same of rows that are centred."""
-        self.gradient += (scores.T @ x).ravel()
-        self._add_blocks(self._fisher, lambda i, j: _product(x, fishers[:, i, j], definite=i == j))
-        if meat:
-            z = (scores[:, :, None] * x[:, None, :]).reshape(len(x), -1)
-            self._meat += z.T @ z
-
-    def _add_sparse(
-        self, X: Matrix, m: Array, scores: Array, fishers: Array, intercept: bool, meat: bool
-    ) -> None:
-        """The same from the non-zeros alone."""
-        self.gradient += np.hstack(
-            [weighted(X, m, s, intercept) for s in np.ascontiguousarray(scores.T)]
-        )
-        self._add_blocks(
-            self._fisher, lambda i, j: _sparse_product(X, m, fishers[:, i, j], intercept)
-        )
-        if meat:
-            self._add_blocks(
-                self._meat,
-                lambda i, j: _sparse_product(X, m, scores[:, i] * scores[:, j], intercept),
-            )
-
-    def _add_blocks(self, total: Array, block_of: Callable[[int, int], Array]) -> None:
-        """To a symmetric matrix, the blocks of each pair of outputs."""
-        size = self.size
-        for i in range(self.outputs):
-            for j in range(i, self.outputs):
-                block = block_of(i, j)
-                here = np.s_[i * size : (i + 1) * size]
-                there = np.s_[j * size : (j + 1) * size]
-                total[here, there] += block
-                if i != j:
-                    total[there, here] += block.T
-
-    def include(self, other: Sums) -> None:
+    def merge(self, other: Sums) -> None:
         """Add another's sums."""
         self.gradient += other.gradient
         self.mistakes += other.mistakes
-        self._fisher += other.fisher
-        self._meat += other.meat
+        self._fisher.merge(other._fisher)
+        self._meat.merge(other._meat)
 
-    def grow(self, size: int) -> None:
-        """More coefficients, before the last (the intercept)."""
-        old, self.size = self.size, size
-        if self._coded is not None:
-            self._coded.grow(size - 1)
-        kept = np.r_[np.arange(old - 1), size - 1]
-        if self._outer is not None:
-            before, width = self._outer, padded(size)
-            self._outer = np.zeros((2, width, width))
-            for own, each in zip(self._outer, before, strict=True):
-                own[np.ix_(kept, kept)] = symmetric(each, old)
-        kept = (np.arange(self.outputs)[:, None] * size + kept).ravel()
-        for name in ("gradient", "_fisher", "_meat"):
-            before = getattr(self, name)
-            after = np.zeros([self.outputs * size] * before.ndim)
-            after[np.ix_(*[kept] * before.ndim)] = before
-            setattr(self, name, after)
+    def grow(self, width: int) -> None:
+        """Add columns before the intercept, which were 0 so far and are not centred."""
+        extra = [self.size - 1] * (width - len(self.center))
+        gradient = self.gradient.reshape(self.outputs, -1)
+        self.gradient = np.insert(gradient, extra, 0.0, axis=1).ravel()
+        self.center = np.r_[self.center, np.zeros(len(extra))]
+        self._fisher.grow(width)
+        self._meat.grow(width)
 
 
-def weighted(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
-    """``Σ w [x - m, 1]``; the columns of m that X does not have are 0."""
-    total = float(weights.sum())
-    result = np.zeros(len(m) + 1)
-    result[: X.shape[1]] = X.T @ weights
-    result[:-1] -= total * m
-    result[-1] = total if intercept else 0.0
-    return result
+class _Blocks:
+    """A symmetric sum over rows, by pairs of outputs; diagonals of theirs if it is not full."""
 
+    def __init__(
+        self,
+        center: Array,
+        outputs: int,
+        intercept: bool,
+        full: bool,
+        pairs: list[tuple[int, int]],
+    ) -> None:
+        self.center, self.intercept = center, intercept
+        self.grams = {pair: GramSum(center, intercept) for pair in pairs} if full else None
+        self.diagonal = np.zeros((outputs, len(center) + 1))
 
-def weighted_powers(
-    X: Matrix, m: Array, weights: Array, power: int = 2, intercept: bool = True
-) -> Array:
-    """``Σ w |[x - m, 1]|^power``, elementwise."""
-    d, total = X.shape[1], float(weights.sum())
-    result = np.empty(len(m) + 1)
-    if is_sparse(X):
-        absent = np.full(len(m), total)  # the weight of each column's zeros
-        absent[:d] -= _with_data(X, np.ones(len(X.data))).T @ weights
-        absent[absent < ROUNDING * total] = 0.0
-        result[:-1] = absent * np.abs(m) ** power
-        result[:d] += _with_data(X, _power(X.data - m[X.indices], power)).T @ weights
-    else:
-        x = np.subtract(X, m[:d], dtype=np.float64)
-        result[:d] = weights @ _power(x, power)
-        result[d:-1] = total * np.abs(m[d:]) ** power
-    result[-1] = total if intercept else 0.0
-    return result
+    def add(self, X: DesignMatrix, weights: Callable[[int, int], Array]) -> None:
+        """Add rows, with weights for each pair of outputs."""
+        if self.grams is not None:
+            for (i, j), gram in self.grams.items():
+                gram.add(X, weights(i, j))
+            return
+        for i, own in enumerate(self.diagonal):
+            a = weights(i, i)
+            own[:-1] += X.weighted_powers(a, self.center, 2)
+            own[-1] += a.sum() if self.intercept else 0.0
 
+    def merge(self, other: _Blocks) -> None:
+        """Add another sum."""
+        self.diagonal += other.diagonal
+        if self.grams is not None and other.grams is not None:
+            for pair, gram in self.grams.items():
+                gram.merge(other.grams[pair])
 
-def _power(x: Array, power: int) -> Array:
-    """|x|^power, for 1 and even powers by products alone."""
-    if power == 1:
-        return np.abs(x)
-    return x * x if power == 2 else (x * x) ** (power // 2)
+    def grow(self, width: int) -> None:
+        """Add columns before the intercept."""
+        extra = [len(self.center)] * (width - len(self.center))
+        self.diagonal = np.insert(self.diagonal, extra, 0.0, axis=1)
+        self.center = np.r_[self.center, np.zeros(len(extra))]
+        for gram in (self.grams or {}).values():
+            gram.grow(width)
 
-
-def squares(X: Matrix, m: Array, weights: Array, intercept: bool = True) -> Array:
-    """``Σ_j w_j [x - m, 1]_j²`` of each row, shape (n,)."""
-    d = X.shape[1]
-    own, centre = weights[:d], m[:d]
-    if is_sparse(X):
-        result = (
-            np.asarray(
-                _with_data(X, X.data.astype(np.float64) ** 2) @ own - 2 * (X @ (own * centre))
-            )
-            + own @ centre**2
-        )
-    else:
-        result = (X - centre) ** 2 @ own
-    rest = weights[d:-1] @ m[d:] ** 2 + (weights[-1] if intercept else 0.0)
-    return np.asarray(np.maximum(result, 0.0) + rest)
-
-
-def _with_data(X: Matrix, data: Array) -> Matrix:
-    """A sparse matrix with other elements in its places."""
-    return X.__class__((data, X.indices, X.indptr), X.shape)
-
-
-def _product(x: Array, weights: Array, definite: bool) -> Array:
-    """``xᵀ diag(weights) x``; for positive weights half the work."""
-    if definite:
-        z = x * np.sqrt(weights)[:, None]
-        return np.asarray(z.T @ z)
-    return np.asarray(x.T @ (x * weights[:, None]))
-
-
-def _few_entries(X: Matrix, m: Array) -> bool:
-    """Products of the non-zeros alone are quicker, and as exact."""
-    if not is_sparse(X) or X.nnz > FEW * X.shape[0] * X.shape[1]:
-        return False
-    n, d = X.shape
-    square = np.asarray(_with_data(X, np.square(X.data, dtype=np.float64)).sum(axis=0)).ravel() / n
-    centre = m[:d] ** 2
-    kept = np.minimum(square, centre) <= FAR**2 * np.abs(square - centre)
-    return bool(kept.all()) and not m[d:].any()
-
-
-def _sparse_product(X: Matrix, m: Array, weights: Array, intercept: bool) -> Array:
-    """``Σ w [x - m, 1] [x - m, 1]ᵀ``, from ``Σ w x xᵀ``, ``Σ w x`` and ``Σ w``."""
-    d, size = X.shape[1], len(m) + 1
-    by_row = np.repeat(weights, np.diff(X.indptr))
-    total, along = float(weights.sum()), np.asarray(X.T @ weights, dtype=np.float64)
-    result = np.zeros((size, size))
-    result[:d, :d] = (X.T @ _with_data(X, X.data * by_row)).toarray()
-    cross = np.outer(m[:d], along)
-    result[:d, :d] += total * np.outer(m[:d], m[:d]) - cross - cross.T
-    if intercept:
-        result[:d, -1] = result[-1, :d] = along - total * m[:d]
-        result[-1, -1] = total
-    return result
+    def matrix(self) -> Array:
+        """Return the matrix of the flat coefficients, or its diagonal."""
+        if self.grams is None:
+            return self.diagonal.ravel().copy()
+        outputs, size = self.diagonal.shape
+        total = np.empty((outputs, size, outputs, size))
+        for (i, j), gram in self.grams.items():
+            block = gram.matrix()
+            total[i, :, j], total[j, :, i] = block, block
+        return total.reshape(outputs * size, outputs * size)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import itertools
-from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.rows import Matrix, Rows, extremes, is_sparse
-from tangograd.stream.moments import with_neighbours
+from tangograd.glm.matrices import Block, DesignMatrix
 
 #: correlation of neighbouring targets beyond which a stream counts as sorted
 SORTED = 0.9
@@ -22,10 +20,10 @@ class Watch:
 
     Example:
         >>> import numpy as np
-        >>> from tangograd.glm.rows import Rows
+        >>> from tangograd.glm.matrices import Block, as_matrix
         >>> x = np.array([[1.0, 2.0, 2.0], [1.0, 3.0, 3.0]])
         >>> watch = Watch(3)
-        >>> watch.see(Rows(x, np.zeros(2), np.ones(2), np.zeros(2)))
+        >>> watch.see(Block(as_matrix(x), np.zeros(2), np.ones(2), np.zeros(2)))
         >>> watch.constant(), watch.duplicates()
         ([0], [(1, 2)])
     """
@@ -50,7 +48,7 @@ class Watch:
         self._varied = np.r_[self._varied, np.zeros(extra, bool)]
         self.columns = columns
 
-    def see(self, rows: Rows) -> None:
+    def see(self, rows: Block) -> None:
         """Look at rows."""
         d = rows.X.shape[1]
         if d == self.columns and self._twins == {} and self._varied.all():
@@ -63,17 +61,16 @@ class Watch:
         self.low[d:], self.high[d:] = np.minimum(self.low[d:], 0.0), np.maximum(self.high[d:], 0.0)
         if not len(open_) and self._twins == {}:
             return
-        rows = rows.solid()
         if len(open_):
-            low, high = extremes(rows.X, open_)
+            low, high = rows.X.extremes(open_)
             self.low[open_] = np.minimum(self.low[open_], low)
             self.high[open_] = np.maximum(self.high[open_], high)
             self._varied[open_] = self.low[open_] < self.high[open_]
         self._compare(rows)
 
-    def _compare(self, rows: Rows) -> None:
+    def _compare(self, rows: Block) -> None:
         if self._twins is None:
-            self._twins, X = {}, rows.plain().X
+            self._twins, X = {}, rows.X
             if X.shape[1] > MANY:
                 return
             for j, known in _equal_columns(X):
@@ -88,8 +85,10 @@ class Watch:
         if self._last is None:
             self._origin = float(y[0])  # or squares of targets far from 0 would cancel
         before, pairs = (0.0, len(y) - 1) if self._last is None else (self._last, len(y))
-        self._sums += (*cast(Any, with_neighbours)(y, self._origin, before), pairs)
-        self._last = float(y[-1]) - self._origin
+        z = y - self._origin
+        products = z[0] * before + z[1:] @ z[:-1]
+        self._sums += np.array([z.sum(), z @ z, products, pairs])
+        self._last = float(z[-1])
 
     def constant(self) -> list[int]:
         """Columns that never varied."""
@@ -109,15 +108,14 @@ class Watch:
         return float((products / pairs - mean**2) / variance) if variance > 0 else 0.0
 
 
-def _equal_columns(X: Matrix) -> list[tuple[int, int]]:
+def _equal_columns(X: DesignMatrix) -> list[tuple[int, int]]:
     """Pairs of a column and the first that it equals.
 
     Equal columns have equal sums with any weights, up to rounding; only such pairs are compared.
     """
-    sums = np.asarray(X.T @ np.cos(np.arange(X.shape[0], dtype=np.float64)), dtype=np.float64)
+    sums = X.transpose_dot(np.cos(np.arange(X.shape[0], dtype=np.float64)))
     order = np.argsort(sums, kind="stable")
-    rounding = 1e-6 if X.dtype == np.float32 else 1e-11
-    close = rounding * np.abs(sums).max(initial=0.0)
+    close = 1e-11 * np.abs(sums).max(initial=0.0)
     pairs, group = [], list(order[:1])
     for before, j in itertools.pairwise(order):
         if sums[j] - sums[before] > max(1e-9 * abs(sums[j]), close):
@@ -130,7 +128,7 @@ def _equal_columns(X: Matrix) -> list[tuple[int, int]]:
     return sorted(pairs)
 
 
-def _equal(X: Matrix, i: int, j: int) -> bool:
+def _equal(X: DesignMatrix, i: int, j: int) -> bool:
     """Two columns are the same in every row."""
-    difference = X[:, [i]] - X[:, [j]]
-    return not (difference.count_nonzero() if is_sparse(difference) else difference.any())
+    one, other = X.columns([i, j]).T
+    return bool(np.array_equal(one, other))

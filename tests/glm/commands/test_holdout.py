@@ -7,15 +7,16 @@ from sklearn.metrics import d2_tweedie_score, log_loss, roc_auc_score
 
 from tangograd.glm.commands.holdout import Draw, Reservoir, evaluate
 from tangograd.glm.engine import OnePass
-from tangograd.glm.families import family, multinomial
-from tangograd.glm.rows import Rows
+from tangograd.glm.families import Multinomial
+from tangograd.glm.families import by_name as family
+from tangograd.glm.matrices import Block, as_matrix
 
 
 def rows(values, width=2, sparse=False):
     values = np.asarray(values, float)
     X = np.repeat(values[:, None], width, axis=1)
     ones = np.ones(len(values))
-    return Rows(sp.csr_array(X) if sparse else X, values, ones, 0 * ones)
+    return Block(as_matrix(sp.csr_array(X) if sparse else X), values, ones, 0 * ones)
 
 
 def sample(sizes, *, most=50, share=0.3, sparse=False):
@@ -50,7 +51,7 @@ def test_memory_is_bounded():
     draw = Draw(1)
     for _ in range(20):
         reservoir.add(rows(np.arange(100), width=100), draw.next(100))
-        assert sum(part.bytes for part in reservoir._parts) <= 3 * 80_000
+        assert sum(part.X.nbytes for part in reservoir._parts) <= 3 * 80_000
     assert len(reservoir.rows(100)) == 100
 
 
@@ -60,8 +61,7 @@ def test_columns_that_came_later_are_zero(sparse):
     reservoir.add(rows([1, 2], width=2, sparse=sparse), np.array([0.1, 0.2]))
     reservoir.add(rows([3], width=3, sparse=sparse), np.array([0.3]))
     X = reservoir.rows(4).X
-    X = X.toarray() if sparse else X
-    assert X.tolist() == [[1, 1, 0, 0], [2, 2, 0, 0], [3, 3, 3, 0]]
+    assert X.toarray().tolist() == [[1, 1, 0, 0], [2, 2, 0, 0], [3, 3, 3, 0]]
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def data():
 def learned(of, X, y, labels=None, offset=None, **options):
     model = OnePass(of, X.shape[1], **options)
     model.feed(X[:800], y[:800], None, None if offset is None else offset[:800])
-    held = Rows(X[800:], y[800:], np.ones(200), np.zeros(200) if offset is None else offset[800:])
+    shift = np.zeros(200) if offset is None else offset[800:]
+    held = Block(as_matrix(X[800:]), y[800:], np.ones(200), shift)
     return evaluate(model.fitted(("a", "b"), labels), model, held)
 
 
@@ -122,5 +123,5 @@ def test_classes(data):
         roc_auc_score(two[800:], found.held_out.mean[:, 1])
     )
     three = rng.integers(3, size=len(X)).astype(float)
-    found = learned(multinomial(), X, three, ("a", "b", "c"), classes=3)
+    found = learned(Multinomial(3), X, three, ("a", "b", "c"))
     assert found.metrics["log_loss"] == pytest.approx(log_loss(three[800:], found.held_out.mean))

@@ -11,7 +11,8 @@ import statsmodels.api as sm
 from tangograd.glm.commands.predicting import Model, family_of, intervals, means, predictors
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family, multinomial
+from tangograd.glm.families import Multinomial
+from tangograd.glm.families import by_name as family
 from tangograd.glm.saved import fitted_to_dict, save
 
 
@@ -53,7 +54,7 @@ def test_an_offset_is_added(X):
 def test_intervals_of_two_classes_are_the_same_by_either_family(X):
     y = (np.random.default_rng(1).random(len(X)) < 1 / (1 + np.exp(-X[:, 0]))).astype(float)
     two = fitted(family("binomial"), X, y, ("no", "yes"))
-    several = fitted(multinomial(), X, y, ("no", "yes"), classes=2)
+    several = fitted(Multinomial(2), X, y, ("no", "yes"))
     eta = predictors(two, X)
     np.testing.assert_allclose(means(two, eta), means(several, predictors(several, X)), rtol=1e-6)
     for one, other in zip(
@@ -67,8 +68,8 @@ def test_intervals_of_two_classes_are_the_same_by_either_family(X):
 def test_intervals_of_classes_do_not_depend_on_the_baseline(X):
     rng = np.random.default_rng(1)
     y = rng.integers(3, size=len(X)).astype(float)
-    one = fitted(multinomial(), X, y, ("a", "b", "c"), classes=3)
-    turned = fitted(multinomial(), X, (y + 1) % 3, ("c", "a", "b"), classes=3)
+    one = fitted(Multinomial(3), X, y, ("a", "b", "c"))
+    turned = fitted(Multinomial(3), X, (y + 1) % 3, ("c", "a", "b"))
     for kind in (0, 1):
         here = intervals(one, X, predictors(one, X), 0.95)[kind]
         there = intervals(turned, X, predictors(turned, X), 0.95)[kind]
@@ -95,7 +96,7 @@ def test_models_that_cannot_be_used(X, tmp_path):
         with pytest.raises(DataError, match=text):
             Model.load(tmp_path / "m.json")
     assert (
-        family_of(replace(found, family="tweedie", link="log", parameters={"power": 1.2})).parameter
+        family_of(replace(found, family="tweedie", link="log", parameters={"power": 1.2})).power
         == 1.2
     )
 

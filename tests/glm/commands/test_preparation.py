@@ -11,7 +11,7 @@ from tangograd.glm.commands.inference import Target
 from tangograd.glm.commands.preparation import Preparation
 from tangograd.glm.designs.design import plan
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family
+from tangograd.glm.families import by_name as family
 from tangograd.glm.tables.tables import Batch
 
 

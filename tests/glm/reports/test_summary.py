@@ -226,7 +226,7 @@ def test_without_standard_errors_the_columns_are_left_out_and_that_is_said():
     ("changes", "said"),
     [
         ({"covariance_kind": "diagonal"}, "correlations between coefficients are ignored"),
-        ({"excess": 1.25}, "1.250 times the variance of maximum likelihood"),
+        ({"excess": 1.25}, "include the excess variance of one pass"),
         ({"alpha": 0.5}, "penalty alpha = 0.5"),
         ({"notes": ("Column 'k' is constant.",)}, "Column 'k' is constant."),
         (

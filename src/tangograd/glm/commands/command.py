@@ -26,7 +26,7 @@ from tangograd.glm.designs.blueprint import Policy
 from tangograd.glm.designs.design import Design, plan
 from tangograd.glm.engine import OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import family
+from tangograd.glm.families import by_name
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.loaded import INTERCEPT
 from tangograd.glm.reports.summary import Summary
@@ -102,7 +102,6 @@ class _Fit:
         engine = OnePass(
             target.family,
             len(self.design.names),
-            classes=2 if target.classes is None else len(target.classes),
             alpha=options.alpha or 0.0,
             intercept=self.design.intercept,
             fisher=options.fisher,
@@ -232,17 +231,18 @@ class _Fit:
 
     def _further_passes(self, learner: Learner) -> None:
         options = self.options
-        if options.passes == 1 and not options.polish:
+        if (options.polish is False or not self.table.rereadable) and options.passes == 1:
             return
         learner.engine.settle()
         if not learner.engine.streaming:
-            self.needless = not self.interrupt.pressed
+            asked = options.passes > 1 or bool(options.polish)
+            self.needless = asked and not self.interrupt.pressed
             return
         for number in range(2, options.passes + 1):
             if not self.interrupt.pressed:
                 learner.another_pass(number)
-        if options.polish and not self.interrupt.pressed:
-            learner.polish()
+        if options.polish is not False and not self.interrupt.pressed:
+            learner.polish(only_if_needed=options.polish is None)
 
     def _fitted(self, learner: Learner) -> Fitted:
         target, counts = learner.target, learner.counts
@@ -291,7 +291,7 @@ def _check_family(options: FitOptions) -> None:
             raise UsageError("--link, --power and --dispersion go with a --family")
     elif options.family != "multinomial":
         try:
-            family(options.family, options.link, **options.parameters)
+            by_name(options.family, options.link, **options.parameters)
         except ValueError as error:
             raise UsageError(str(error)) from error
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
-import scipy.sparse as sp
 from numpy.typing import NDArray
-from scipy.special import logit, ndtri
 
 from tangograd.glm.commands.predicting import family_of, means, predictors
 from tangograd.glm.engine import OnePass
 from tangograd.glm.families import Family
+from tangograd.glm.families import evaluate as evaluate_rows
+from tangograd.glm.families import means as family_means
 from tangograd.glm.fitted import Array, Fitted
+from tangograd.glm.matrices import Block, concatenate
 from tangograd.glm.reports.metrics import (
     HeldOut,
     Metrics,
@@ -21,7 +21,6 @@ from tangograd.glm.reports.metrics import (
     multiclass_metrics,
     regression_metrics,
 )
-from tangograd.glm.rows import Rows, together
 
 MOST_ROWS = 20_000
 MOST_BYTES = 32_000_000
@@ -55,17 +54,17 @@ class Reservoir:
     def __init__(self, share: float, rows: int = MOST_ROWS, size: int = MOST_BYTES) -> None:
         self.limit = share
         self._most_rows, self._most_bytes = rows, size
-        self._parts: list[Rows] = []
+        self._parts: list[Block] = []
         self._keys: list[Array] = []
         self._rows = self._bytes = 0
 
-    def add(self, rows: Rows, keys: Array) -> None:
+    def add(self, rows: Block, keys: Array) -> None:
         """Take in rows with their numbers."""
         if not len(rows):
             return
         self._parts.append(rows)
         self._keys.append(keys)
-        self._rows, self._bytes = self._rows + len(rows), self._bytes + rows.bytes
+        self._rows, self._bytes = self._rows + len(rows), self._bytes + rows.X.nbytes
         if self._rows > 2 * self._most:
             self._settle()
 
@@ -75,30 +74,21 @@ class Reservoir:
 
     def _settle(self) -> None:
         keys, most = np.concatenate(self._keys), self._most
-        rows = together(self._parts)
+        rows = concatenate(self._parts)
         if len(keys) > most:
             chosen = np.sort(np.argpartition(keys, most)[:most])
             rows, keys = rows.take(chosen), keys[chosen]
             self.limit = float(keys.max())
         self._parts, self._keys = [rows], [keys]
-        self._rows, self._bytes = len(rows), rows.bytes
+        self._rows, self._bytes = len(rows), rows.X.nbytes
 
-    def rows(self, columns: int) -> Rows | None:
+    def rows(self, columns: int) -> Block | None:
         """The sample, in the order of the table, with so many columns; ``None`` if it is empty."""
         if not self._parts:
             return None
         self._settle()
-        rows = self._parts[0].plain()
-        X: Any = rows.X
-        missing = columns - X.shape[1]
-        if not missing:
-            return rows
-        # those that came later are 0 in these rows
-        if isinstance(X, np.ndarray):
-            X = np.pad(X, ((0, 0), (0, missing)))
-        else:
-            X = sp.csr_array((X.data, X.indices, X.indptr), shape=(len(rows), columns))
-        return Rows(X, rows.y, rows.w, rows.offset)
+        rows = self._parts[0]
+        return rows._replace(X=rows.X.widened(columns))  # later columns are 0 in these rows
 
 
 @dataclass(frozen=True)
@@ -114,7 +104,7 @@ class Evaluation:
     held_out: HeldOut
 
 
-def evaluate(fitted: Fitted, engine: OnePass, rows: Rows) -> Evaluation:
+def evaluate(fitted: Fitted, engine: OnePass, rows: Block) -> Evaluation:
     """Predict the rows, and compare with the model of an intercept alone.
 
     Args:
@@ -124,9 +114,8 @@ def evaluate(fitted: Fitted, engine: OnePass, rows: Rows) -> Evaluation:
     """
     eta = predictors(fitted, rows.X, rows.offset)
     mean = means(fitted, eta)
-    settled = engine.settled()
-    tally = settled.settled_tally(settled.solution())
-    weights = None if bool((rows.w == 1).all()) else rows.w
+    tally = engine.settled().settled_tally()
+    weights = None if bool((rows.weights == 1).all()) else rows.weights
     known = family_of(fitted)
     if known.name == "multinomial":
         found = multiclass_metrics(rows.y.astype(int), mean, weights)
@@ -135,29 +124,23 @@ def evaluate(fitted: Fitted, engine: OnePass, rows: Rows) -> Evaluation:
         share = float(tally.total / tally.weight)
         found = binary_metrics(rows.y, mean[:, 1], weights, null_probability=share)
         return Evaluation(found, HeldOut(rows.y, mean, eta[:, 0], weights))
-    null = known.mean(tally.null_predictor() + rows.offset)
+    null = family_means(known, tally.null_predictor() + rows.offset)
     found = regression_metrics(
-        rows.y, mean, lambda y, mu: known.unit_deviance(y, _link(known, mu)), null, weights
+        rows.y,
+        mean,
+        lambda y, mu: known.unit_deviance(y, known.linear_predictor(mu)),
+        null,
+        weights,
     )
     pearson = _pearson(known, fitted.dispersion, rows, eta[:, 0])
     return Evaluation(found, HeldOut(rows.y, mean, eta[:, 0], weights, pearson))
 
 
-def _link(known: Family, mean: Array) -> Array:
-    """η of means."""
-    with np.errstate(divide="ignore"):
-        if known.link == "identity":
-            return mean
-        if known.link == "log":
-            return np.log(mean)
-        if known.link == "cloglog":
-            return np.log(-np.log1p(-mean))
-        return np.asarray((logit if known.link == "logit" else ndtri)(mean))
-
-
-def _pearson(known: Family, dispersion: float, rows: Rows, eta: Array) -> Array:
+def _pearson(known: Family, dispersion: float, rows: Block, eta: Array) -> Array:
     """``(y - μ) / √(φ V(μ) / w)``, which is -s/√f in terms of the score and Fisher weight in η."""
-    _, score, fisher = known.points(eta, rows.y)
+    _, score, fisher, _ = evaluate_rows(known, eta, rows.y)
     with np.errstate(divide="ignore", invalid="ignore"):
-        residual: NDArray[np.float64] = -score / np.sqrt(fisher) * np.sqrt(rows.w / dispersion)
+        residual: NDArray[np.float64] = (
+            -score / np.sqrt(fisher) * np.sqrt(rows.weights / dispersion)
+        )
     return residual

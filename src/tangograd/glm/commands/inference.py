@@ -14,7 +14,7 @@ from tangograd.glm.designs.columns import Kind
 from tangograd.glm.designs.labels import did_you_mean, label
 from tangograd.glm.designs.layout import shown
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
+from tangograd.glm.families import Family, by_name
 from tangograd.glm.fitted import Array
 
 Label = str | int | float | bool
@@ -128,9 +128,11 @@ def infer(
     if name is None:
         name, why = _inferred(column, kind, found, named=labels is not None)
         reason = f"{name} was inferred, as {column!r} {why}"
-    chosen = multinomial() if name == "multinomial" else family(name, link, **options)
-    if name == "multinomial" and (link not in (None, "logit") or options):
-        raise ValueError("multinomial has the link logit and no parameters")
+    if name == "multinomial":
+        if link not in (None, "logit") or options:
+            raise ValueError("multinomial has the link logit and no parameters")
+        options = {"count": max(len(found), 2)}
+    chosen = by_name(name, link, **options)
     target = Target(column, chosen, reason=reason if inferred else "")
     if name not in ("binomial", "multinomial"):
         if kind == "text":

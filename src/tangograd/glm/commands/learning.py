@@ -7,8 +7,6 @@ from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing, contextmanager
 from itertools import chain
 
-from threadpoolctl import threadpool_limits
-
 from tangograd.glm.commands.ahead import Ahead
 from tangograd.glm.commands.holdout import Reservoir
 from tangograd.glm.commands.inference import Target
@@ -19,7 +17,8 @@ from tangograd.glm.commands.progress import Progress
 from tangograd.glm.designs.design import Design
 from tangograd.glm.engine import BLOCK_ROWS, OnePass
 from tangograd.glm.errors import DataError
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block
+from tangograd.glm.numerics.blas_threads import single_thread
 from tangograd.glm.tables.tables import Batch, Table
 
 
@@ -96,14 +95,14 @@ class Learner:
                     self._feed(piece)
             self.engine.settle()
 
-    def polish(self) -> None:
-        """Newton steps, each on a whole reading; an interrupted one is not made."""
+    def polish(self, *, only_if_needed: bool) -> None:
+        """Read the table again, as a whole; a reading that is interrupted has no effect."""
         try:
-            self.engine.polish(self._again)
+            self.engine.polish(self._again, only_if_needed=only_if_needed)
         except _InterruptedError:
             self.engine.passes -= 1
 
-    def _again(self) -> Iterator[Rows]:
+    def _again(self) -> Iterator[Block]:
         batches = self.table.batches(self.design.reads(), threads=False)
         prepare = Preparation(self.design, self.target, self.share, self.seed)
         for piece in self._pieces("polishing", batches, prepare):
@@ -162,7 +161,7 @@ class Learner:
         # BLAS's own threads would fight with those that read, at a cost of ten times its work
         with (
             self.interrupt.caught(pieces.stop),
-            threadpool_limits(1, user_api="blas"),
+            single_thread(),
             self.progress.stage(what, total) as stage,
         ):
             for piece in pieces:

@@ -38,7 +38,7 @@ class FitOptions:
     exclude: tuple[str, ...] = ()
     holdout: float = 0.1
     passes: int = 1
-    polish: bool = False
+    polish: bool | None = None
     na: str | None = None
     levels: Path | None = None
     alpha: float | None = None

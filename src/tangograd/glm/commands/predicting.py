@@ -10,14 +10,16 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtri, softmax
+from scipy.special import expit, logit, ndtri
 
 from tangograd.glm.designs.columns import Faults, numbers, take_column
 from tangograd.glm.designs.design import Design, Rows
 from tangograd.glm.errors import DataError
-from tangograd.glm.families import Family, family, multinomial
+from tangograd.glm.families import Family, Multinomial, by_name
+from tangograd.glm.families import means as family_means
 from tangograd.glm.fitted import Array, Fitted
 from tangograd.glm.loaded import has_intercept
+from tangograd.glm.matrices import as_matrix
 from tangograd.glm.saved import fitted_from_dict, load
 
 TINY = 1e-300
@@ -29,10 +31,10 @@ def family_of(fitted: Fitted) -> Family:
     Raises:
         DataError: there is none of its name, link and parameters.
     """
-    if fitted.family == "multinomial":
-        return multinomial()
+    if fitted.family == Multinomial.name:
+        return Multinomial(len(fitted.classes or ()))
     try:
-        return family(fitted.family, fitted.link, **fitted.parameters)
+        return by_name(fitted.family, fitted.link, **fitted.parameters)
     except ValueError as error:
         raise DataError(f"not a usable model: {error}; fit it again") from error
 
@@ -43,16 +45,16 @@ def predictors(fitted: Fitted, X: Any, offset: Array | None = None) -> Array:
     base: Array | float = 0.0
     if has_intercept(fitted):
         base, theta = theta[:, 0], theta[:, 1:]
-    eta = np.asarray(X @ theta.T, dtype=np.float64) + base
+    eta = as_matrix(X).dot(theta.T) + base
     return eta if offset is None else eta + offset[:, None]
 
 
 def means(fitted: Fitted, eta: Array) -> Array:
     """The means, shape (n,); of a classifier the probabilities, shape (n, classes)."""
     known = family_of(fitted)
-    if known.name == "multinomial":
-        return np.asarray(softmax(np.c_[np.zeros(len(eta)), eta], axis=1))
-    mean = known.mean(eta[:, 0])
+    if isinstance(known, Multinomial):
+        return known.probabilities(eta)
+    mean = family_means(known, eta[:, 0])
     return mean if fitted.classes is None else np.c_[1 - mean, mean]
 
 
@@ -88,7 +90,7 @@ def intervals(fitted: Fitted, X: Any, eta: Array, level: float) -> tuple[Array, 
 
 def _predictor_covariances(fitted: Fitted, X: Any) -> Array:
     """Of the rows' η, shape (n, outputs, outputs)."""
-    x: Array = X if isinstance(X, np.ndarray) else X.toarray()
+    x = as_matrix(X).toarray()
     if has_intercept(fitted):
         x = np.c_[np.ones(len(x)), x]
     outputs, size = len(fitted.outcomes), len(fitted.names)

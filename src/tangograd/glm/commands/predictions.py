@@ -17,7 +17,6 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.csv as pa_csv
 from numpy.typing import NDArray
-from threadpoolctl import threadpool_limits
 
 from tangograd.files import replacing, writable_folder
 from tangograd.glm.commands.ahead import Ahead
@@ -28,6 +27,7 @@ from tangograd.glm.commands.sources import source
 from tangograd.glm.designs.columns import decoded
 from tangograd.glm.designs.labels import label as label_text
 from tangograd.glm.errors import DataError
+from tangograd.glm.numerics.blas_threads import single_thread
 from tangograd.glm.reports.wording import plural, printable, shorten
 from tangograd.glm.tables.readers import Batch, Table, open_table, where
 
@@ -172,7 +172,7 @@ def predict(
     tally = Tally()
     work = partial(_pieces, model, interval, kept)
     with (
-        threadpool_limits(1, user_api="blas"),
+        single_thread(),
         progress.stage("predicting", table.total_bytes) as stage,
     ):
         for text, count, found, bytes_read in Ahead(batches, work):

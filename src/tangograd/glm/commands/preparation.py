@@ -19,7 +19,7 @@ from tangograd.glm.designs.columns import Mask, numbers_of_rows
 from tangograd.glm.designs.design import Design
 from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Array
-from tangograd.glm.rows import Rows
+from tangograd.glm.matrices import Block, as_matrix
 from tangograd.glm.tables.tables import Batch, at
 
 PIECE_BYTES = 1 << 22
@@ -60,7 +60,7 @@ class Held:
         unseen: others, with a level that was never learned from, by column.
     """
 
-    rows: Rows
+    rows: Block
     keys: Array
     unseen: Counter[str]
 
@@ -77,7 +77,7 @@ class Piece:
         refuse: for rows that were not checked, raises the error for what is wrong, if anything is.
     """
 
-    rows: Rows
+    rows: Block
     held: Held | None
     counts: Counts
     bytes_read: int
@@ -181,7 +181,7 @@ class Preparation:
         self._numbers(self._rows(part, own, checked=True), part)
         self._tested(part)
 
-    def _tested(self, part: _Part) -> tuple[designs.Rows, Rows]:
+    def _tested(self, part: _Part) -> tuple[designs.Rows, Block]:
         """Rows as those of a test: nothing new is opened, but missing values are as wrong."""
         rows = self.design.rows(
             part.records, where=part.place, training=False, target=True, apart=True
@@ -190,11 +190,11 @@ class Preparation:
             raise part.missing(rows.dropped)
         return rows, self._numbers(rows, part)
 
-    def _numbers(self, rows: designs.Rows, part: _Part) -> Rows:
+    def _numbers(self, rows: designs.Rows, part: _Part) -> Block:
         y = self.target.numbers(np.asarray(rows.y), lambda i: part.place(int(rows.kept[i])))
         n = len(y)
-        return Rows(
-            rows.X,
+        return Block(
+            as_matrix(rows.X),
             y,
             np.ones(n) if rows.weights is None else rows.weights,
             np.zeros(n) if rows.offset is None else rows.offset,

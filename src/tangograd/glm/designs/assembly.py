@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tangograd.glm.coded import Coded, Columns
 from tangograd.glm.designs.columns import finite
 from tangograd.glm.designs.layout import Block, Layout
-from tangograd.glm.designs.matrix import csr, dense
+from tangograd.glm.designs.matrix import csr, dense, fill
 from tangograd.glm.designs.reading import Reading
 from tangograd.glm.errors import DataError
+from tangograd.glm.matrices import Categorical
 
 
 def product(reading: Reading, block: Block) -> NDArray[Any] | None:
@@ -47,27 +47,27 @@ def matrix(
     return build(len(reading.kept), len(layout.names), whole, levels)
 
 
-def coded(
+def categorical(
     layout: Layout, reading: Reading, products: Sequence[NDArray[Any] | None], sparse: bool
-) -> Coded:
+) -> Categorical:
     """Numbers and levels apart; terms without a product are columns of the batch."""
+    del sparse
     whole: list[tuple[int, NDArray[Any]]] = []
     only = reading.only if reading.whole else None
-    rows = np.arange(len(reading.kept)) if only is None else only
+    rows = len(reading.kept) if only is None else len(only)
     for block, values in zip(layout.blocks, products, strict=True):
         if block.term.categories:
             continue
         if values is None and block.term.column is not None:
             values = reading.numbers[block.term.column].values
-        elif values is not None and only is not None:
-            spread = np.zeros(reading.batch.num_rows)
-            spread[rows] = values
-            values = spread
+            values = values if only is None else values[only]
         if values is not None:
             whole.append((int(block.table), values))
+    numbers = np.empty((rows, len(whole)))
+    fill(numbers, [(slot, values) for slot, (_, values) in enumerate(whole)])
     blocks = [block for block in layout.blocks if block.term.categories]
     indicated = _indicated(layout, reading)
-    codes = np.empty((len(rows), len(blocks) + len(indicated)), np.int32)
+    codes = np.empty((rows, len(blocks) + len(indicated)), np.int32)
     for own, block in zip(codes.T, blocks, strict=False):
         if len(block.term.categories) == 1:
             reading.write_codes(block.term.categories[0][0], block.table, own)
@@ -75,13 +75,8 @@ def coded(
             own[:] = _cells(block, reading)
     for own, columns in zip(codes.T[len(blocks) :], indicated, strict=True):
         own[:] = columns
-    return Coded(
-        Columns([values for _, values in whole], rows),
-        np.array([place for place, _ in whole], np.int64),
-        codes,
-        len(layout.names),
-        sparse,
-    )
+    places = np.array([place for place, _ in whole], np.int64)
+    return Categorical(numbers, places, codes, len(layout.names))
 
 
 def _indicated(layout: Layout, reading: Reading) -> list[NDArray[np.int64]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +14,6 @@ from numpy.typing import NDArray
 
 from tangograd.glm.designs.labels import label, unknown_column
 from tangograd.glm.errors import DataError
-from tangograd.stream.recode import occurring, recode
 
 Kind = Literal["number", "text", "boolean"]
 Mask = NDArray[np.bool_]
@@ -117,7 +116,7 @@ class Levels:
 
     def write(self, table: NDArray[Any], codes: NDArray[np.int32]) -> None:
         """Write what a table has at each entry; of all rows that are meant."""
-        cast(Any, recode)(self.all_entries, self.rows, table, codes)
+        codes[:] = table[self.entries]
 
 
 def take_column(
@@ -222,7 +221,8 @@ def encode(array: pa.Array, rows: NDArray[np.int64] | None = None) -> Levels:
     entries = values_of(indices).astype(np.int32, copy=False)
     rows = np.arange(len(entries)) if rows is None else rows
     # A dictionary may hold levels that do not occur, nulls, and different values with one label.
-    used = cast(Any, occurring)(entries, rows, len(own) + 1)
+    used = np.zeros(len(own) + 1, bool)
+    used[entries[rows]] = True
     labels = dict.fromkeys(text for text, occurs in zip(own, used[:-1], strict=True) if occurs)
     labels.pop(None, None)
     codes = {text: code for code, text in enumerate(labels)}

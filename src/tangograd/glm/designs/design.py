@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tangograd.glm.designs.assembly import coded, matrix, product
+from tangograd.glm.designs.assembly import categorical, matrix, product
 from tangograd.glm.designs.blueprint import Blueprint, Policy, blueprint
 from tangograd.glm.designs.columns import ARROW
 from tangograd.glm.designs.labels import MISSING, label
@@ -212,8 +212,8 @@ class Design:
                 for a test need them without training.
             unseen: without training, rows with unknown levels are left out (``"missing"``),
                 get the ``"baseline"`` or are an ``"error"``, as are then missing values.
-            apart: keep numbers and levels apart (:class:`~tangograd.glm.coded.Coded`), unless
-                there are products of both. The batch's columns are kept until they are used.
+            apart: keep numbers and levels apart, in a
+                :class:`~tangograd.glm.matrices.Categorical`, unless there are products of both.
             only: which rows of the batch there are; the others are not looked at.
             checked: look for NaN and infinity in all columns. If not, they may be in columns of the
                 matrix that are columns of the batch, where these are kept apart: whoever uses them
@@ -269,7 +269,7 @@ class Design:
         if training and not reading.gone.all():
             self._look_for_baselines(reading)
         return Rows(
-            X=(coded if apart else matrix)(self.layout, reading, products, self._is_sparse),
+            X=(categorical if apart else matrix)(self.layout, reading, products, self._is_sparse),
             y=None if y is None else reading.of_kept(y),
             weights=None if weights is None else reading.of_kept(weights),
             offset=None if offset is None else reading.of_kept(offset),

@@ -32,6 +32,7 @@ NAME_WIDTH = 60
 COLUMN_WIDTHS = (11, 10, 10, 7, 11, 11)
 FACTS = "display: grid; grid-template-columns: repeat(auto-fit, minmax(17rem, 1fr)); gap: 0 2rem"
 FACT = "display: flex; justify-content: space-between; gap: 1rem"
+EXCESS = "Excess variance over maximum likelihood"
 PROGRESSIVE = (
     "Progressive: each row counts at the parameters of the moment before it was learned from; "
     "one pass cannot go back to it with the final ones."
@@ -151,7 +152,6 @@ class Summary:
             (name.replace("_", " ").capitalize(), f"{x:.4g}")
             for name, x in fitted.parameters.items()
         ]
-        excess = f"{fitted.excess:.3f}"
         weights = [("Sum of weights", f"{fitted.weight:,.7g}")] if _weighted(fitted) else []
         return [
             ("Family", fitted.family.replace("_", " ")),
@@ -171,8 +171,15 @@ class Summary:
             (of_rows("AIC"), total(fitted.aic)),
             ("Penalty alpha", f"{fitted.alpha:.4g}"),
             ("Covariance", fitted.covariance_kind + (", robust" if self.robust else "")),
-            *([] if self.errors is None else [("Variance vs. max. likelihood", excess)]),
         ]
+
+    @property
+    def excess(self) -> str | None:
+        """The excess variance over maximum likelihood; None without standard errors."""
+        if self.errors is None:
+            return None
+        excess = 100 * (self.fitted.excess - 1)
+        return f"{excess:.1f}%" if math.isfinite(excess) else "not known"
 
     def notes(self) -> list[str]:
         """How to read the table, then the fit's own notes."""
@@ -205,8 +212,7 @@ class Summary:
             )
         if self.fitted.excess > 1.0005:
             yield (
-                "Standard errors include the algorithm's own excess: on average "
-                f"{self.fitted.excess:.3f} times the variance of maximum likelihood."
+                "Standard errors include the excess variance of one pass over maximum likelihood's."
             )
         unknown = int(np.sum(~(np.isfinite(errors) & (errors > 0))))
         if unknown:
@@ -250,6 +256,7 @@ class Summary:
                 shorten(printable(self.title), width).center(width).rstrip(),
                 "=" * width,
                 *_two_columns(self.header(), width),
+                *([] if self.excess is None else [f"{EXCESS}: {self.excess}"]),
                 "=" * width,
                 row("", self.columns),
                 "-" * width,
@@ -269,7 +276,7 @@ class Summary:
         facts = "".join(
             f'<div style="{FACT}"><dt>{html(label)}</dt>'
             f'<dd style="margin: 0">{html(value)}</dd></div>\n'
-            for label, value in self.header()
+            for label, value in self.header() + ([(EXCESS, self.excess)] if self.excess else [])
         )
         heads = "".join(f'<th scope="col">{html(head)}</th>' for head in self.columns)
         rows = "".join(self._html_row(line) for line in self._lines(limit))

@@ -1,0 +1,1 @@
+"""Numerical building blocks of generalised linear models: compilation, Gram matrices, hashing."""
