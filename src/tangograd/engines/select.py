@@ -54,7 +54,7 @@ ENGINES: tuple[CallEngine, ...] = (
     DoubleBackward(),
     FiniteDifference(),
 )
-NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES), "compiled")
+NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES))
 
 #: ``(engine, v) ->`` the outputs of a trial with their graph, and their tangents along v.
 Trial = Callable[[CallEngine, Tensors], list[Pair]]
@@ -69,10 +69,6 @@ def resolve(name: str) -> Select:
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}; got {name!r}")
-    if name == "compiled":
-        from tangograd.engines.compiled import Compiled
-
-        return Select(name, (Compiled(),))
     return Select(name, [engine for engine in ENGINES if name in ("auto", engine.name)])
 
 
