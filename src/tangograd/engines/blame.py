@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.adjoint import DisagreementError, check_adjoint, graph
-from tangograd.engines.base import CannotRunError, Tensors
+from tangograd.engines.base import CannotRunError, Site, Tensors
 from tangograd.engines.dual import Dual
 from tangograd.engines.intercept import ModuleCall, call_of
 from tangograd.engines.trees import Pair, detached_copy, pairs_of
@@ -45,7 +45,7 @@ def check_outputs(
 
 
 def check_not_reentrant(outputs: Tensors) -> None:
-    """Refuse reentrant checkpoints, which hide parameters from forward mode and ``autograd.grad``.
+    """Check that there are no reentrant checkpoints, which hide parameters from forward mode and ``autograd.grad``.
 
     Raises:
         CannotRunError: there is one in the graph of the outputs.
@@ -99,12 +99,13 @@ def _faulty_module(call: ModuleCall, parameters: Tensors, context: ForwardContex
         for name, module in modules:
             try:
                 with (
-                    forward_ad.dual_level(),
                     context.restored(),
                     torch.enable_grad(),
+                    engine.enter(Site(call.inner), parameters, v),
                     _examined(module, parameters, v),
                 ):
-                    engine.run(detached_copy(call), parameters, v)
+                    own = detached_copy(call)
+                    own.run(*own.args, **own.kwargs)
             except DisagreementError:
                 return f"{name} ({type(module).__name__})"
             except Exception:

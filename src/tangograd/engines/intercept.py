@@ -22,7 +22,6 @@ class ModuleCall(NamedTuple):
         run: the forward of ``inner``.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        wrapper: the module that averages gradients over processes, around ``inner``.
     """
 
     model: nn.Module
@@ -31,7 +30,6 @@ class ModuleCall(NamedTuple):
     run: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    wrapper: DistributedDataParallel | None = None
 
 
 class FunctionalBody(nn.Module):
@@ -48,32 +46,23 @@ class FunctionalBody(nn.Module):
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers; tangent passes neither communicate nor compile."""
-    return _unwrapped(model)[0]
-
-
-def _unwrapped(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
-    """Return the module inside, and the wrapper that averages its gradients."""
-    wrapper = None
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            wrapper, model = model, model.module
-        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
-            model = compiled
-        else:
-            return model, wrapper
+    inner = (
+        model.module
+        if isinstance(model, DistributedDataParallel)
+        else model._modules.get("_orig_mod")
+    )
+    return model if inner is None else unwrap(inner)
 
 
 def call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
     """Return a call of a model with these arguments."""
-    inner, wrapper = _unwrapped(model)
-    forward = model.forward
-    run = forward if inner is model else inner
-    return ModuleCall(model, forward, inner, run, args, kwargs, wrapper)
+    inner, forward = unwrap(model), model.forward
+    return ModuleCall(model, forward, inner, forward if inner is model else inner, args, kwargs)
 
 
 @contextmanager
 def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterator[None]:
-    """Give each call of the model in a block to ``handle``, and return what that returns.
+    """Pass each call of the model in a block to ``handle``, and return what that returns.
 
     The model's own hooks run once, around it; calls made by ``handle`` itself are plain calls.
     """
