@@ -15,13 +15,18 @@ from tangograd.adjoint import DisagreementError, check_adjoint, graph
 from tangograd.engines.base import CannotRunError, Site, Tensors
 from tangograd.engines.dual import Dual
 from tangograd.engines.intercept import ModuleCall, call_of
-from tangograd.engines.trees import Pair, detached_copy, pairs_of
+from tangograd.engines.rules import unpack
+from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.forward_mode import plain_torch
 from tangograd.recording import ForwardContext, RecordedCall
 
 
 def check_outputs(
-    pairs: Sequence[Pair], parameters: Tensors, v: Tensors, *, exact: bool = True
+    pairs: Sequence[tuple[Tensor, Tensor | None]],
+    parameters: Tensors,
+    v: Tensors,
+    *,
+    exact: bool = True,
 ) -> None:
     """Check ``⟨u, t⟩ = ⟨Jᵀu, v⟩`` for random u, over all outputs that have a graph.
 
@@ -139,7 +144,8 @@ def _examined(module: nn.Module, parameters: Tensors, v: Tensors) -> Iterator[No
     def after(module: nn.Module, args: Any, outputs: Any) -> None:
         del module, args
         with plain_torch():
-            check_outputs(pairs_of(outputs), [*inputs, *parameters], [*tangents, *v])
+            pairs = [unpack(x) for x in tensors_of(outputs)]
+            check_outputs(pairs, [*inputs, *parameters], [*tangents, *v])
 
     hooks = (
         module.register_forward_pre_hook(before, with_kwargs=True),

@@ -62,7 +62,7 @@ def step_size(parameters: Tensors, tangents: Tensors) -> float:
 
 @contextmanager
 def _moved(parameters: Tensors, v: Tensors) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
-    """Set the parameters to ``θ + εv`` in a block, and return the difference quotient of outputs."""
+    """Set the parameters to ``θ + εv`` in a block, and return the quotient for outputs."""
     _check_precision(parameters)
     epsilon = step_size(parameters, v)
     values = [p.detach().clone() for p in parameters]
@@ -79,7 +79,7 @@ def _moved(parameters: Tensors, v: Tensors) -> Iterator[Callable[[Tensor, Tensor
 
 
 def _check_precision(parameters: Tensors) -> None:
-    """Check that no arithmetic is in 16 bits: a finite difference in bfloat16 is wrong by a fifth."""
+    """Check that nothing is in 16 bits: a finite difference in bfloat16 is wrong by a fifth."""
     device = parameters[0].device.type if parameters else "cpu"
     low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device).itemsize < 4
     if low or any(p.dtype.itemsize < 4 for p in parameters):

@@ -46,12 +46,10 @@ class FunctionalBody(nn.Module):
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers; tangent passes neither communicate nor compile."""
-    inner = (
-        model.module
-        if isinstance(model, DistributedDataParallel)
-        else model._modules.get("_orig_mod")
-    )
-    return model if inner is None else unwrap(inner)
+    if isinstance(model, DistributedDataParallel):
+        return unwrap(model.module)
+    compiled = model._modules.get("_orig_mod")
+    return model if compiled is None else unwrap(compiled)
 
 
 def call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
@@ -91,27 +89,20 @@ def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterat
             vars(model)["forward"] = own
 
 
-def positions_by_name(model: nn.Module, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """Return the names that parameters have in a model, and their positions in the list."""
-    position = {id(p): i for i, p in enumerate(parameters)}
-    return {
-        f"{prefix}.{name}" if prefix else name: position[id(p)]
-        for prefix, module in model.named_modules()  # a module that is there twice, once
-        for name, p in module._parameters.items()
-        if p is not None and id(p) in position
-    }
-
-
 def call_with_values(
     call: ModuleCall, parameters: Sequence[Tensor], values: Sequence[Tensor]
 ) -> Any:
     """Make the call with other values in the place of the parameters."""
-    names = positions_by_name(call.inner, parameters)
-    swaps = {f"inner.{name}": values[i] for name, i in names.items()}
+    value = {id(p): x for p, x in zip(parameters, values, strict=True)}
+    body = FunctionalBody(call.inner)
+    swaps = {
+        f"{prefix}.{name}": value[id(p)]
+        for prefix, module in body.named_modules()  # a module that is there twice, once
+        for name, p in module._parameters.items()
+        if p is not None and id(p) in value
+    }
     # tied weights are all named; torch's own way of tying swaps a shared module twice
-    return functional_call(
-        FunctionalBody(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
-    )
+    return functional_call(body, swaps, (call.run, call.args, call.kwargs), tie_weights=False)
 
 
 def has_compiled(model: nn.Module | None) -> bool:

@@ -37,7 +37,7 @@ from tangograd.engines.dual import Dual
 from tangograd.engines.finite_difference import FiniteDifference
 from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted
 from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
-from tangograd.engines.trees import detached_copy, leaves_of
+from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.engines.two_pass import TwoPass
 from tangograd.recording import ForwardContext, RecordedCall
 from tangograd.session import communicator
@@ -192,8 +192,7 @@ class Select(Engine):
         def outputs() -> list[Tensor]:
             own = detached_copy(call)
             run = inner.forward if inner is call.model else inner  # hooks run once
-            leaves = leaves_of(run(*own.args, **own.kwargs))
-            return [x for x in leaves if isinstance(x, Tensor)]
+            return tensors_of(run(*own.args, **own.kwargs))
 
         forward_ad.exit_dual_level()  # trials have levels of their own, closed before pulling back
         try:

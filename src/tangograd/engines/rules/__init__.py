@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.engines.rules import attention, formula, layers, normalization
+from tangograd.engines.rules import attention, formula, layers
 from tangograd.engines.rules.duals import (
     Rule,
     detach_tangent,
@@ -45,6 +45,7 @@ BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
         torch._C._nn.silu,
         functional.gelu,
         torch.layer_norm,
+        torch.group_norm,
     }
 )
 
@@ -64,8 +65,7 @@ RULES: dict[Callable[..., Any], Rule] = {
         layers.bilinear,
     ),
     **dict.fromkeys(BY_FORMULA, formula.by_formula),
-    torch.group_norm: normalization.group_norm,
-    torch.batch_norm: normalization.batch_norm,
+    torch.batch_norm: formula.batch_norm,
     torch.embedding: layers.embedding,
     torch.embedding_bag: layers.embedding_bag,
     torch._weight_norm: layers.weight_norm,
