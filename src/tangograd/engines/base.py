@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from tangograd.engines.intercept import ModuleCall, intercepted, unwrap
+from tangograd.engines.intercept import ModuleCall, intercepted, uncompiled, unwrap
 from tangograd.engines.mode import LayerCall, recorded
 from tangograd.engines.rules import make_dual, unpack
 from tangograd.engines.trees import attach_tangents, detached_copy, leaves_of, primals
@@ -162,8 +162,8 @@ class RepeatingEngine(Engine):
             return communicator().returnable(first.attach(outputs))
 
         if site.closure is not None:
-            with site.context().restored():
-                first = self.run_closure(site.closure, site.model, parameters, tangents)
+            with site.context().restored(), uncompiled(site.model):
+                first = self.run_closure(site.closure, parameters, tangents)
             with recorded(site.layers, parameters):
                 yield first
         elif site.model is not None:
@@ -181,11 +181,7 @@ class RepeatingEngine(Engine):
 
     @abstractmethod
     def run_closure(
-        self,
-        closure: Callable[[], object],
-        model: nn.Module | None,
-        parameters: Tensors,
-        tangents: Tensors,
+        self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
     ) -> FirstPass:
         """Run a closure for the tangents of the outputs that its likelihoods receive."""
 
@@ -204,6 +200,11 @@ def make_parameters_dual(parameters: Tensors, tangents: Tensors) -> None:
     Values and version counters stay as they are; closing the level removes every tangent.
     """
     torch.clear_autocast_cache()  # it may hold weights with the tangents of another pass
+    write(parameters, (make_dual(p.detach(), v) for p, v in zip(parameters, tangents, strict=True)))
+
+
+def write(parameters: Tensors, values: Iterable[Tensor]) -> None:
+    """Set the parameters' values in place; their version counters stay as they are."""
     with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-        for p, v in zip(parameters, tangents, strict=True):
-            p.copy_(make_dual(p.detach(), v))
+        for p, value in zip(parameters, values, strict=True):
+            p.copy_(value)

@@ -8,14 +8,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.adjoint import DisagreementError, check_adjoint, graph
 from tangograd.engines.base import CannotRunError, Site, Tensors
 from tangograd.engines.dual import Dual
 from tangograd.engines.intercept import ModuleCall, call_of
-from tangograd.engines.rules import unpack
+from tangograd.engines.rules import make_dual, unpack
 from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.forward_mode import plain_torch
 from tangograd.recording import ForwardContext, RecordedCall
@@ -50,7 +49,7 @@ def check_outputs(
 
 
 def check_not_reentrant(outputs: Tensors) -> None:
-    """Check that there are no reentrant checkpoints, which hide parameters from forward mode and ``autograd.grad``.
+    """Check that there are no reentrant checkpoints, which hide parameters from all engines.
 
     Raises:
         CannotRunError: there is one in the graph of the outputs.
@@ -125,14 +124,13 @@ def _examined(module: nn.Module, parameters: Tensors, v: Tensors) -> Iterator[No
     tangents: list[Tensor] = []
 
     def cut(x: Tensor) -> Tensor:
-        z, t = forward_ad.unpack_dual(x)
+        z, t = unpack(x)
         if not z.is_floating_point():
             return x
         z = z.detach().requires_grad_()
         inputs.append(z)
         tangents.append(torch.zeros_like(z) if t is None else t)
-        dual: Tensor = z if t is None else forward_ad.make_dual(z, t)
-        return dual
+        return make_dual(z, t)
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         del module

@@ -7,11 +7,10 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+from torch import Tensor
 
-from tangograd.engines.base import FirstPass, RepeatingEngine, Tensors, outputs_received
-from tangograd.engines.intercept import ModuleCall, uncompiled
+from tangograd.engines.base import FirstPass, RepeatingEngine, Tensors, outputs_received, write
+from tangograd.engines.intercept import ModuleCall
 from tangograd.engines.trees import leaves_of
 from tangograd.vectors import dot
 
@@ -34,14 +33,10 @@ class FiniteDifference(RepeatingEngine):
         return FirstPass(moved, quotient, exact=False)
 
     def run_closure(
-        self,
-        closure: Callable[[], object],
-        model: nn.Module | None,
-        parameters: Tensors,
-        tangents: Tensors,
+        self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
     ) -> FirstPass:
         """Run the closure at ``θ + εv``."""
-        with uncompiled(model), _moved(parameters, tangents) as quotient:
+        with _moved(parameters, tangents) as quotient:
             moved = [z.detach().clone() for z in outputs_received(closure)]
         return FirstPass(moved, quotient, exact=False)
 
@@ -66,16 +61,12 @@ def _moved(parameters: Tensors, v: Tensors) -> Iterator[Callable[[Tensor, Tensor
     _check_precision(parameters)
     epsilon = step_size(parameters, v)
     values = [p.detach().clone() for p in parameters]
-    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-        for p, v_p in zip(parameters, v, strict=True):
-            p.add_(v_p, alpha=epsilon)
+    write(parameters, (p.detach() + epsilon * v_p for p, v_p in zip(parameters, v, strict=True)))
     try:
         # infinite logits stay where they are
         yield lambda z, z_moved: torch.where(z.isfinite(), (z_moved - z.detach()) / epsilon, 0.0)
     finally:
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-            for p, value in zip(parameters, values, strict=True):
-                p.copy_(value)
+        write(parameters, values)
 
 
 def _check_precision(parameters: Tensors) -> None:

@@ -63,7 +63,9 @@ class LayerRecorder(TorchFunctionMode):
         parameters: leaf tensors.
     """
 
-    def __init__(self, layers: list[LayerCall] | None, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, layers: list[LayerCall] | None = None, parameters: Sequence[Tensor] = ()
+    ) -> None:
         super().__init__()
         self.layers = layers
         self.parameters = {id(p) for p in parameters}
@@ -127,11 +129,6 @@ class GraphFreeTangents(LayerRecorder):
         >>> t, t.requires_grad, z.requires_grad
         (tensor([1., 2.]), False, True)
     """
-
-    def __init__(
-        self, layers: list[LayerCall] | None = None, parameters: Sequence[Tensor] = ()
-    ) -> None:
-        super().__init__(layers, parameters)
 
     def compute(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -12,7 +12,7 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any
 
@@ -113,7 +113,7 @@ class Select(Engine):
         self._choices.pop(self._key(site), None)
 
     def _key(self, site: Site) -> object:
-        return self if site.closure is not None else site.model
+        return self if site.closure is not None or site.model is None else site.model
 
     @contextmanager
     def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[TangentSource]:
@@ -123,7 +123,11 @@ class Select(Engine):
             NoFormulaError: an operation in the block cannot be differentiated by the engine.
         """
         try:
-            with self._chosen_or_trial(site, parameters, tangents) as source:
+            engine = self.chosen(site)
+            if engine is None and site.closure is not None:
+                engine = self.select(site, self._try_on_closure(site, parameters))
+            run = self._choosing if engine is None else engine.enter
+            with run(site, parameters, tangents) as source:
                 yield source
         except NotImplementedError as error:
             operation = _operation_without_formula(error)
@@ -136,16 +140,6 @@ class Select(Engine):
                 "`optimizer.evaluate`, and another engine is found; or ask for "
                 'engine="double-backward".'
             ) from error
-
-    def _chosen_or_trial(
-        self, site: Site, parameters: Tensors, tangents: Tensors
-    ) -> AbstractContextManager[TangentSource]:
-        engine = self.chosen(site)
-        if engine is None and site.closure is not None:
-            engine = self.select(site, self._try_on_closure(site, parameters))
-        if engine is None:
-            return self._choosing(site, parameters, tangents)
-        return engine.enter(site, parameters, tangents)
 
     @contextmanager
     def _choosing(
@@ -184,26 +178,24 @@ class Select(Engine):
         required = communicator().engine
         if required is not None:
             return self._candidate(required)
-        context, inner = ForwardContext(call.inner), call.inner
+        inner = call.inner
         allowed: Sequence[Engine] = self.candidates
         if has_compiled(call.model):
             allowed = [engine for engine in allowed if engine.runs_compiled] or allowed
 
         def outputs() -> list[Tensor]:
             own = detached_copy(call)
-            run = inner.forward if inner is call.model else inner  # hooks run once
+            run = inner.forward if inner is call.model else inner  # whose hooks have not run
             return tensors_of(run(*own.args, **own.kwargs))
 
         forward_ad.exit_dual_level()  # trials have levels of their own, closed before pulling back
         try:
-            return _first_correct(
-                allowed, Site(inner), parameters, context, outputs, type(inner).__name__
-            )
+            return _first_correct(allowed, Site(inner), parameters, outputs)
         except DisagreementError as error:
-            calls = [RecordedCall(call.args, call.kwargs, context)]
+            calls = [RecordedCall(call.args, call.kwargs, ForwardContext(inner))]
             raise with_module_name(error, call.model, calls, parameters) from None
         except CannotRunError:
-            with context.restored():
+            with ForwardContext(inner).restored():
                 again = detached_copy(call)
                 again.run(*again.args, **again.kwargs)  # raises the user's own error, if it is one
             raise
@@ -213,11 +205,8 @@ class Select(Engine):
     def _try_on_closure(self, site: Site, parameters: Tensors) -> Engine:
         """Return the first candidate that is right for a closure."""
         assert site.closure is not None
-        site = site._replace(layers=None)
         outputs = partial(outputs_received, site.closure)
-        return _first_correct(
-            self.candidates, site, parameters, site.context(), outputs, "the loss"
-        )
+        return _first_correct(self.candidates, site._replace(layers=None), parameters, outputs)
 
     def _candidate(self, name: str) -> Engine:
         for engine in self.candidates:
@@ -230,9 +219,7 @@ def _first_correct(
     engines: Sequence[Engine],
     site: Site,
     parameters: Tensors,
-    context: ForwardContext,
     outputs: Callable[[], list[Tensor]],
-    what: str,
 ) -> Engine:
     """Return the first engine that runs and passes the adjoint test.
 
@@ -240,15 +227,14 @@ def _first_correct(
         engines: best first.
         site: what they are entered for.
         parameters: trainable parameters.
-        context: under which each is tried.
         outputs: runs the site and returns its outputs.
-        what: the name of what is run, for the log.
 
     Raises:
         CannotRunError: none can run; the message has each one's reason.
         DisagreementError: one can, but its tangents are not those of the gradients' function.
     """
-    v = random_like(parameters)
+    what = "the loss" if site.closure is not None else type(site.model).__name__
+    context, v = site.context(), random_like(parameters)
     reasons = []
     for engine in engines:
         try:

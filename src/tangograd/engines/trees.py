@@ -12,7 +12,7 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.engines.intercept import ModuleCall
-from tangograd.engines.rules import primal
+from tangograd.engines.rules import make_dual, primal, unpack
 
 
 def leaves_of(outputs: Any) -> list[Any]:
@@ -64,9 +64,8 @@ def detached_copy(call: ModuleCall) -> ModuleCall:
     """Return the call with inputs of its own, which a model may change or keep."""
 
     def copy(x: Tensor) -> Tensor:
-        z, t = forward_ad.unpack_dual(x)
-        z = z.detach().clone().requires_grad_(x.requires_grad)
-        return z if t is None else forward_ad.make_dual(z, t)  # type: ignore[no-any-return]
+        z, t = unpack(x)
+        return make_dual(z.detach().clone().requires_grad_(x.requires_grad), t)
 
     args, kwargs = pytree.tree_map_only(Tensor, copy, (call.args, call.kwargs))
     return call._replace(args=args, kwargs=kwargs)

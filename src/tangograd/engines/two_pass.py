@@ -7,7 +7,6 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
-from torch import nn
 from torch.autograd import forward_ad
 
 from tangograd.engines.base import (
@@ -49,26 +48,22 @@ class TwoPass(RepeatingEngine):
             ]
             return call_with_values(call, parameters, duals)
 
-        with self._mode(call.inner):
+        with uncompiled(call.inner), self._mode():
             outputs = communicator().tangent_pass(call, parameters, tangents, with_whole_parameters)
         return _tangents(leaves_of(outputs))
 
     def run_closure(
-        self,
-        closure: Callable[[], object],
-        model: nn.Module | None,
-        parameters: Tensors,
-        tangents: Tensors,
+        self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
     ) -> FirstPass:
         """Run the closure with parameters that are dual, in place."""
-        with forward_ad.dual_level(), self._mode(model):
+        with forward_ad.dual_level(), self._mode():
             make_parameters_dual(parameters, tangents)
             return _tangents(outputs_received(closure))
 
     @contextmanager
-    def _mode(self, model: nn.Module | None) -> Iterator[None]:
+    def _mode(self) -> Iterator[None]:
         mode = GraphFreeTangents() if self.graph_free else nullcontext()
-        with uncompiled(model), torch.set_grad_enabled(not self.graph_free), mode:
+        with torch.set_grad_enabled(not self.graph_free), mode:
             yield
 
 

@@ -31,6 +31,13 @@ from tangograd.engines.rules.duals import (
 CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 LAYERS: frozenset[Callable[..., Any]] = CONVOLUTIONS | {functional.linear}
 
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(torch.matmul, Tensor.matmul, Tensor.__matmul__),
+        *(torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
+    }
+)
+
 #: Cheap functions that return new tensors: their graph, or a later one, would save dual numbers.
 BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
     {
@@ -52,18 +59,7 @@ BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
 RULES: dict[Callable[..., Any], Rule] = {
     functional.linear: layers.linear,
     **dict.fromkeys(CONVOLUTIONS, layers.convolution),
-    **dict.fromkeys(
-        (
-            torch.matmul,
-            Tensor.matmul,
-            Tensor.__matmul__,
-            torch.bmm,
-            Tensor.bmm,
-            torch.mm,
-            Tensor.mm,
-        ),
-        layers.bilinear,
-    ),
+    **dict.fromkeys(PRODUCTS, layers.bilinear),
     **dict.fromkeys(BY_FORMULA, formula.by_formula),
     torch.batch_norm: formula.batch_norm,
     torch.embedding: layers.embedding,
