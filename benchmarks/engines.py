@@ -3,12 +3,11 @@
 Both train the same model on the same batch, on one thread. Blocks of steps of SGD (with momentum:
 forward, backward, step) and of TANGO take turns, so that a machine whose speed drifts slows both
 alike; the ratio of a pair of neighbouring blocks is one observation, and the median over the rounds
-is reported with the quartiles. SGD is eager throughout. γ is a
-number and there is no preconditioner, but for the rows "defaults", which are ``TANGO(parameters)``
-and where an observation is a whole period of 40 steps, with both kinds of refresh. The first steps,
-which look at γ more closely, are left out. Tangents of linear layers are multiplied
-by oneDNN, which on some processors is quicker than MKL, torch's choice for SGD; the rows
-"auto, no oneDNN" are without it.
+is reported with the quartiles. SGD is eager throughout. γ is a number and there is no
+preconditioner, but for the rows "defaults", which are ``TANGO(parameters)`` and where an
+observation is a whole period of 40 steps, with both kinds of refresh. The first steps, which look
+at γ more closely, are left out. Tangents of linear layers are multiplied by oneDNN, which on some
+processors is quicker than MKL, torch's choice for SGD; the rows "auto, no oneDNN" are without it.
 
 Peak memory is that of tensors, exactly: the profiler reports every allocation and deallocation of
 torch's CPU allocator, and the largest running sum over a step is the peak above what lived before

@@ -114,12 +114,12 @@ class FirstPass:
 
     Attributes:
         found: for each output, what ``convert`` makes a tangent of; ``None`` if there is none.
-        convert: ``(z, found) -> t``.
+        convert: ``(z, found) -> t``; what was found is the tangent by default.
         exact: whether the tangents are derivatives.
     """
 
     found: list[Any]
-    convert: Callable[[Tensor, Tensor], Tensor]
+    convert: Callable[[Tensor, Tensor], Tensor] = lambda _, found: found
     exact: bool = True
 
     def tangent(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
@@ -158,7 +158,8 @@ class RepeatingEngine(Engine):
             with context.restored():
                 first = self.run_call(detached_copy(call), parameters, tangents)
             with recorded(site.layers, parameters):
-                outputs = call.forward(*primals(call.args), **primals(call.kwargs))
+                args, kwargs = primals((call.args, call.kwargs))
+                outputs = call.forward(*args, **kwargs)
             return communicator().returnable(first.attach(outputs))
 
         if site.closure is not None:

@@ -145,12 +145,8 @@ def _examined(module: nn.Module, parameters: Tensors, v: Tensors) -> Iterator[No
             pairs = [unpack(x) for x in tensors_of(outputs)]
             check_outputs(pairs, [*inputs, *parameters], [*tangents, *v])
 
-    hooks = (
+    with (
         module.register_forward_pre_hook(before, with_kwargs=True),
         module.register_forward_hook(after),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -29,6 +29,7 @@ class Dual(Engine):
     def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[DualOutputs]:
         """Make the parameters dual in a block."""
         mode = GraphFreeTangents if self.graph_free else recorded
-        with site.dual_level(), uncompiled(site.model), mode(site.layers, parameters):
+        with site.dual_level():
             make_parameters_dual(parameters, tangents)
-            yield DualOutputs()
+            with uncompiled(site.model), mode(site.layers, parameters):
+                yield DualOutputs()

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
+from tangograd.parallel.base import replaced
+
 
 class ModuleCall(NamedTuple):
     """One call of a model.
@@ -64,7 +66,6 @@ def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterat
 
     The model's own hooks run once, around it; calls made by ``handle`` itself are plain calls.
     """
-    own = vars(model).get("forward")  # an instance may have a forward of its own
     plain = call_of(model, (), {})
     busy = False
 
@@ -78,15 +79,9 @@ def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterat
         finally:
             busy = False
 
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None  # of model.compile()
-    vars(model)["forward"] = forward
-    try:
+    # model.compile() sets the second one
+    with replaced(model, "forward", forward), replaced(model, "_compiled_call_impl", None):
         yield
-    finally:
-        model._compiled_call_impl = compiled
-        del vars(model)["forward"]
-        if own is not None:
-            vars(model)["forward"] = own
 
 
 def call_with_values(

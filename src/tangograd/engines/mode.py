@@ -14,8 +14,8 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -69,15 +69,6 @@ class LayerRecorder(TorchFunctionMode):
         super().__init__()
         self.layers = layers
         self.parameters = {id(p) for p in parameters}
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing in a block."""
-        layers, self.layers = self.layers, None
-        try:
-            yield
-        finally:
-            self.layers = layers
 
     def __torch_function__(
         self,

@@ -39,6 +39,7 @@ from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted
 from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
 from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.engines.two_pass import TwoPass
+from tangograd.parallel.base import replaced
 from tangograd.recording import ForwardContext, RecordedCall
 from tangograd.session import communicator
 
@@ -151,13 +152,12 @@ class Select(Engine):
         the candidates allow it.
         """
         assert site.model is not None
-        source: TangentSource = DualOutputs()
-        if any(engine.single_pass for engine in self.candidates):
-            source = FromGraph(parameters, tangents)
+        by_parts = any(engine.single_pass for engine in self.candidates)
+        source = FromGraph(parameters, tangents) if by_parts else DualOutputs()
         recorder = LayerRecorder(site.layers, parameters)
 
         def handle(call: ModuleCall) -> Any:
-            with recorder.paused():
+            with replaced(recorder, "layers", None):  # the engine records the call
                 engine = self.chosen(site)
                 if engine is None and torch.is_grad_enabled():
                     engine = self.select(site, self._try_on_call(call, parameters))

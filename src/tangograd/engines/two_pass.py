@@ -50,22 +50,19 @@ class TwoPass(RepeatingEngine):
 
         with uncompiled(call.inner), self._mode():
             outputs = communicator().tangent_pass(call, parameters, tangents, with_whole_parameters)
-        return _tangents(leaves_of(outputs))
+        return FirstPass([tangent_of(x) for x in leaves_of(outputs)])
 
     def run_closure(
         self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
     ) -> FirstPass:
         """Run the closure with parameters that are dual, in place."""
-        with forward_ad.dual_level(), self._mode():
+        with forward_ad.dual_level():
             make_parameters_dual(parameters, tangents)
-            return _tangents(outputs_received(closure))
+            with self._mode():
+                return FirstPass([tangent_of(z) for z in outputs_received(closure)])
 
     @contextmanager
     def _mode(self) -> Iterator[None]:
         mode = GraphFreeTangents() if self.graph_free else nullcontext()
         with torch.set_grad_enabled(not self.graph_free), mode:
             yield
-
-
-def _tangents(duals: list[Any]) -> FirstPass:
-    return FirstPass([tangent_of(x) for x in duals], lambda _, t: t)

@@ -126,23 +126,15 @@ def _rows(
         moving = [None if x is None else x[..., s, :] for x, s in ((dQ, own), (dK, seen))]
         resting = Q[..., own, :], K[..., seen, :], both[..., seen, :]
         parts.append(_block(resting, moving, mask, dV is not None, first if is_causal else None))
-    order = _order(values[0], parts[0].z.dim())
-    return _Rows(
-        _joined([part.z for part in parts], order),
-        _joined([part.t for part in parts], order),
-        torch.cat([part.logsumexp for part in parts], -1),
-    )
+    z, t, logsumexp = zip(*parts, strict=True)
+    return _Rows(_joined(z, values[0]), _joined(t, values[0]), torch.cat(logsumexp, -1))
 
 
-def _order(Q: Tensor, dim: int) -> list[int]:
-    """Return the outputs' dimensions in memory order: features last, others as in queries."""
-    if Q.dim() != dim:
-        return list(range(dim))
-    return [*sorted(range(dim - 1), key=Q.stride, reverse=True), dim - 1]
-
-
-def _joined(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Concatenate parts of the queries, with dimensions in the given order in memory."""
+def _joined(parts: Sequence[Tensor], Q: Tensor) -> Tensor:
+    """Concatenate parts of the queries, in memory features last and other dimensions as in Q."""
+    order = list(range(parts[0].dim()))
+    if Q.dim() == len(order):
+        order[:-1] = sorted(order[:-1], key=Q.stride, reverse=True)
     whole = torch.cat([x.permute(*order) for x in parts], order.index(len(order) - 2))
     return whole.permute(*(order.index(i) for i in range(len(order))))
 
