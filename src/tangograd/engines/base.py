@@ -136,14 +136,9 @@ class FirstPass:
 
     def attach(self, outputs: Any) -> Any:
         """Return nested outputs as dual numbers, with the tangents of the same ones."""
-
-        def tangent(z: Any, found: Any) -> Tensor | None:
-            if not isinstance(z, Tensor) or found is None:
-                return None
-            return self.convert(z, found) if z.is_floating_point() or z.is_complex() else None
-
         pairs = zip(leaves_of(outputs), self.found, strict=True)
-        return attach_tangents(outputs, [tangent(z, found) for z, found in pairs])
+        tangents = [None if found is None else self.convert(z, found) for z, found in pairs]
+        return attach_tangents(outputs, tangents)
 
 
 class RepeatingEngine(Engine):

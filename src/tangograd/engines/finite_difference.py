@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor
+from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
 from tangograd.engines.base import FirstPass, RepeatingEngine, Tensors, outputs_received, write
 from tangograd.engines.intercept import ModuleCall
@@ -28,8 +29,11 @@ class FiniteDifference(RepeatingEngine):
     def run_call(self, call: ModuleCall, parameters: Tensors, tangents: Tensors) -> FirstPass:
         """Make the call at ``θ + εv``, without a graph."""
         with torch.no_grad(), _moved(parameters, tangents) as quotient:
-            outputs = leaves_of(call.run(*call.args, **call.kwargs))
-            moved = [z.clone() if isinstance(z, Tensor) else z for z in outputs]  # or parameters
+            leaves = leaves_of(call.run(*call.args, **call.kwargs))
+            moved = [
+                z.clone() if isinstance(z, Tensor) and z.is_floating_point() else None
+                for z in leaves
+            ]
         return FirstPass(moved, quotient, exact=False)
 
     def run_closure(
@@ -61,7 +65,8 @@ def _moved(parameters: Tensors, v: Tensors) -> Iterator[Callable[[Tensor, Tensor
     _check_precision(parameters)
     epsilon = step_size(parameters, v)
     values = [p.detach().clone() for p in parameters]
-    write(parameters, (p.detach() + epsilon * v_p for p, v_p in zip(parameters, v, strict=True)))
+    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
+        torch._foreach_add_(list(parameters), list(v), alpha=epsilon)
     try:
         # infinite logits stay where they are
         yield lambda z, z_moved: torch.where(z.isfinite(), (z_moved - z.detach()) / epsilon, 0.0)

@@ -114,6 +114,8 @@ class GraphFreeTangents(LayerRecorder):
 
     Example:
         >>> from torch.autograd import forward_ad
+        >>> from tangograd.forward_mode import load_formulas
+        >>> load_formulas()
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> with forward_ad.dual_level(), GraphFreeTangents():
         ...     z, t = forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones(2)) * x)

@@ -69,12 +69,4 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), layers.recurrent),
 }
 
-__all__ = [
-    "LAYERS",
-    "RULES",
-    "detach_tangent",
-    "make_dual",
-    "primal",
-    "tangent_of",
-    "unpack",
-]
+__all__ = ["LAYERS", "RULES", "detach_tangent", "make_dual", "primal", "tangent_of", "unpack"]
