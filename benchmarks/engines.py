@@ -3,12 +3,11 @@
 Both train the same model on the same batch, on one thread. Blocks of steps of SGD (with momentum:
 forward, backward, step) and of TANGO take turns, so that a machine whose speed drifts slows both
 alike; the ratio of a pair of neighbouring blocks is one observation, and the median over the rounds
-is reported with the quartiles. SGD is eager throughout, also beside the compiled engine. γ is a
-number and there is no preconditioner, but for the rows "defaults", which are ``TANGO(parameters)``
-and where an observation is a whole period of 40 steps, with both kinds of refresh. The first steps,
-which look at γ more closely, and compilation are left out. Tangents of linear layers are multiplied
-by oneDNN, which on some processors is quicker than MKL, torch's choice for SGD; the rows
-"auto, no oneDNN" are without it.
+is reported with the quartiles. SGD is eager throughout. γ is a number and there is no
+preconditioner, but for the rows "defaults", which are ``TANGO(parameters)`` and where an
+observation is a whole period of 40 steps, with both kinds of refresh. The first steps, which look
+at γ more closely, are left out. Tangents of linear layers are multiplied by oneDNN, which on some
+processors is quicker than MKL, torch's choice for SGD; the rows "auto, no oneDNN" are without it.
 
 Peak memory is that of tensors, exactly: the profiler reports every allocation and deallocation of
 torch's CPU allocator, and the largest running sum over a step is the peak above what lived before
@@ -56,12 +55,11 @@ DOCS = FOLDER.parent.parent / "docs/engines.md"
 #: a fifth of a step of either optimizer; here it keeps it
 ALLOCATOR = {"MALLOC_TRIM_THRESHOLD_": "1000000000", "MALLOC_MMAP_THRESHOLD_": "33554432"}
 TABLE_BEGINS, TABLE_ENDS = "<!-- costs -->", "<!-- end of costs -->"
-ENGINES = ("auto", "dual", "two-pass", "double-backward", "finite-difference", "compiled")
+ENGINES = ("auto", "dual", "two-pass", "double-backward", "finite-difference")
 DEFAULTS = "defaults"
 #: "auto" with tangents from the products that SGD has, MKL's: as it is where oneDNN is no quicker
 WITHOUT_ONEDNN = "auto, no oneDNN"
 SHOWN = (*ENGINES, DEFAULTS, WITHOUT_ONEDNN)
-COMPILED_SGD = "compiled SGD"  # for comparison; only by name
 ONEDNN = products.AVAILABLE
 PERIOD = 40  # steps in which TANGO "auto" has both its kinds of refresh
 PAST_THE_FIRST = 1041  # a step number far from the first ones, powers of two and refresh steps
@@ -190,7 +188,7 @@ CASES = {
         True,
         1,
         1,
-        {"auto": (2.0, 1.25), "compiled": (1.5, 1.25)},
+        {"auto": (2.0, 1.25)},
     ),
 }
 
@@ -205,10 +203,8 @@ class Trainee(NamedTuple):
     step: Callable[[], None]
 
 
-def sgd(case: Case, x: Tensor, y: Tensor, *, compiled: bool = False) -> Trainee:
+def sgd(case: Case, x: Tensor, y: Tensor) -> Trainee:
     model = case.make()
-    if compiled:
-        model.compile()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
 
     def step() -> None:
@@ -316,7 +312,7 @@ def measure(name: str, engine: str, rounds: int, seed: int) -> Row:
 
 
 def _measure(case: Case, engine: str, rounds: int, seed: int) -> Row:
-    repeats = 1 if engine in (DEFAULTS, "compiled") else case.repeats
+    repeats = 1 if engine == DEFAULTS else case.repeats
     if engine == DEFAULTS:
         rounds, steps, block = max(1, rounds * case.block // 10), PERIOD, case.block
     else:
@@ -328,16 +324,12 @@ def _measure(case: Case, engine: str, rounds: int, seed: int) -> Row:
         x, y = case.batch()
         plain = sgd(case, x, y)
         with listening() as said:
-            if engine == COMPILED_SGD:
-                ours = sgd(case, x, y, compiled=True)
-            else:
-                ours = tango(case, x, y, engine)
+            ours = tango(case, x, y, engine)
             for _ in range(3):
                 ours.step()
                 plain.step()
             picked |= {found[1] for text in said if (found := COMPUTES.match(text))}
-        if engine != COMPILED_SGD:
-            ours.optimizer.param_groups[0]["steps"] = PAST_THE_FIRST
+        ours.optimizer.param_groups[0]["steps"] = PAST_THE_FIRST
         in_turns(plain, ours, block, block)
         pairs += [in_turns(plain, ours, steps, block) for _ in range(rounds)]
     numbers = (PAST_THE_FIRST, *(REFRESHES if engine == DEFAULTS else ()))
@@ -468,7 +460,7 @@ def main() -> None:
     parser.add_argument(
         "--engines",
         default=";".join(SHOWN),
-        help=f"of {'; '.join(SHOWN)} and {COMPILED_SGD}, between semicolons",
+        help=f"of {'; '.join(SHOWN)}, between semicolons",
     )
     parser.add_argument("--rounds", type=int, default=10, help="pairs of blocks, for each repeat")
     parser.add_argument("--seed", type=int, default=0)

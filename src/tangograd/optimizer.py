@@ -92,8 +92,8 @@ class TANGO(Optimizer):
             ``1-δt_{k-1}`` and step γ.
         engine: how outputs get their tangents ``J v``: ``"auto"`` tries ``"dual"``, ``"two-pass"``,
             ``"double-backward"`` and ``"finite-difference"`` on the first batch and keeps the first
-            that is right (logged at INFO level by the logger ``tangograd``); or one by name, or
-            ``"compiled"``. See :mod:`tangograd.engines`.
+            that is right (logged at INFO level by the logger ``tangograd``); or one by name. See
+            :mod:`tangograd.engines`.
 
     With a ``torch.amp.GradScaler``, set the attribute ``scaler`` to it.
 

@@ -156,8 +156,6 @@ class Recording:
         return found
 
     def _note(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if torch.compiler.is_compiling():
-            return  # the engine's own call of the model
         leaves = pytree.tree_leaves((args, kwargs))
         self._chained |= any(isinstance(x, Tensor) and x.grad_fn is not None for x in leaves)
         self.calls.append(RecordedCall(args, dict(kwargs), ForwardContext(model)))

@@ -12,7 +12,6 @@ from torch.nn.utils import parametrize
 from tangograd import TANGO, Categorical
 from tangograd.adjoint import DisagreementError
 from tangograd.engines import NAMES, CannotRunError, Site
-from tangograd.engines.compiled import Compiled
 from tangograd.reference import fisher_matrix
 from tangograd.vectors import flatten
 from tests.cases import set_velocity
@@ -78,7 +77,7 @@ def wanted(model, x, y, v):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning:torch._dynamo", "ignore::DeprecationWarning")
-@pytest.mark.parametrize("engine", [name for name in NAMES if name != "compiled"])
+@pytest.mark.parametrize("engine", NAMES)
 @pytest.mark.parametrize("name", MODELS)
 def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
     torch.manual_seed(0)
@@ -103,7 +102,7 @@ def test_the_bracket_is_that_of_the_dense_fisher_matrix(name, engine):
 
 
 @pytest.mark.parametrize("where", ["in the block", "around it"])
-@pytest.mark.parametrize("engine", [name for name in NAMES if name != "compiled"])
+@pytest.mark.parametrize("engine", NAMES)
 def test_cached_parametrizations(engine, where):
     """Each pass has weights of its own, and what was cached before is what is cached after."""
     torch.manual_seed(0)
@@ -158,40 +157,6 @@ def test_single_precision_by_default(name, engine):
     torch.testing.assert_close(found.double(), wanted(twin, x, y, v.double()), rtol=0, atol=2e-6)
 
 
-COMPILED = [
-    "MLP",
-    "pointwise functions",
-    "conv, BatchNorm",
-    "conv, GroupNorm",
-    "fused attention",
-    "TransformerEncoderLayer",
-    "tied embeddings",
-    "functions in place",
-    "MultiheadAttention",
-    "padded embeddings",
-    "shared layers",
-    "hard swish",
-    "dropout",
-    "checkpointed block",
-]
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-@pytest.mark.parametrize("name", COMPILED)
-def test_the_compiled_engine(name, monkeypatch):
-    """Traced as it will be compiled, without the wait for a C++ compiler."""
-    monkeypatch.setattr(Compiled, "backend", "aot_eager")
-    torch._dynamo.reset()
-    torch.manual_seed(0)
-    make, inputs = MODELS[name]
-    model, x, y = make(), inputs(), torch.randint(CLASSES, (B,))
-    twin = deepcopy(model)
-    found, v, _ = bracket_of(model, x, y, "compiled")
-    torch.testing.assert_close(found, wanted(twin, x, y, v), rtol=0, atol=1e-10)
-    for a, b in zip(model.buffers(), twin.buffers(), strict=True):
-        torch.testing.assert_close(a, b)
-
-
 @pytest.mark.parametrize("engine", ["dual", "double-backward"])
 def test_raw_parameters(engine):
     theta = torch.randn(3, 2, requires_grad=True)
@@ -208,7 +173,7 @@ def test_raw_parameters(engine):
     torch.testing.assert_close(theta.grad.flatten(), g - kept * F @ v.flatten())
 
 
-@pytest.mark.parametrize("engine", ["two-pass", "finite-difference", "compiled"])
+@pytest.mark.parametrize("engine", ["two-pass", "finite-difference"])
 def test_raw_parameters_cannot_be_run_again(engine):
     theta = torch.zeros(2, requires_grad=True)
     optimizer = TANGO([theta], gamma=0.1, preconditioner=None, engine=engine)
@@ -229,7 +194,7 @@ def test_an_unknown_engine():
 
 def table():
     """The matrix, for the docs."""
-    engines = [name for name in NAMES if name not in ("auto", "compiled")]
+    engines = [name for name in NAMES if name != "auto"]
     rows = ["| | " + " | ".join((*engines, "auto")) + " |", "| --- " * (len(engines) + 2) + "|"]
     for name in MODELS:
         cells = [

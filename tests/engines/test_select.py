@@ -7,17 +7,14 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import nn
-from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.adjoint import DisagreementError
 from tangograd.engines import CannotRunError, Site
-from tangograd.engines.compiled import Compiled
 from tangograd.reference import fisher_matrix
 from tangograd.vectors import flatten
 from tests.cases import set_velocity
-from tests.engines.models import Attention
 from tests.test_session import CutBackwards, NoJvp, WithoutJvp, same, snapshot
 
 
@@ -250,7 +247,7 @@ def test_parts_of_a_model_may_be_called(engine):
         torch.testing.assert_close(bracket, brackets[0])
 
 
-@pytest.mark.parametrize("engine", ["two-pass", "finite-difference", "compiled"])
+@pytest.mark.parametrize("engine", ["two-pass", "finite-difference"])
 def test_parts_of_a_model_cannot_be_run_again(engine):
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine=engine)
@@ -337,16 +334,6 @@ def test_layers_inside_vmap_have_no_kronecker_factors(engine):
     assert len(optimizer.param_groups[0]["preconditioner"].state_dict()["averages"]) == 1
 
 
-def test_a_transform_inside_a_compiled_model_is_refused_and_leaves_no_level_open():
-    model, x, y = VmappedLayer(), torch.randn(16, 3), torch.randint(4, (16,))
-    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner=None, engine="compiled")
-    with pytest.raises(RuntimeError, match="transforms of torch.func, such as vmap"):
-        fit(optimizer, model, x, y, 1)
-    with forward_ad.dual_level():  # there is only one at a time
-        pass
-    fit(TANGO(model.parameters(), gamma=0.05), model, x, y, 1)
-
-
 def test_parameters_changed_between_block_and_step():
     model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
     optimizer = TANGO(model.parameters(), gamma=0.1)
@@ -380,50 +367,6 @@ def test_an_optimizer_can_be_copied_with_its_engine():
     optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
     fit(optimizer, model, x, y)
     assert deepcopy(optimizer)._blocks.engine.name == "two-pass"
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-def test_the_models_hooks_are_not_compiled(monkeypatch):
-    monkeypatch.setattr(Compiled, "backend", "aot_eager")
-    torch._dynamo.reset()
-    model, seen = mlp(), []
-    model.register_forward_pre_hook(lambda *_: seen.append(torch.get_rng_state()))
-    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
-    fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), steps=3)
-    assert len(seen) == 3
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-def test_many_models_and_batch_sizes_are_compiled(monkeypatch):
-    monkeypatch.setattr(Compiled, "backend", "aot_eager")
-    torch._dynamo.reset()
-    for width in range(2, 14):
-        model = nn.Sequential(nn.Linear(3, width), nn.Tanh(), nn.Linear(width, 4))
-        optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
-        for rows in (5, 7) if width > 2 else range(2, 14):
-            fit(optimizer, model, torch.randn(rows, 3), torch.randint(4, (rows,)))
-
-
-@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
-def test_the_compiled_engine_runs_a_compiled_module_with_its_hooks(monkeypatch):
-    monkeypatch.setattr(Compiled, "backend", "aot_eager")
-    torch._dynamo.reset()
-    inner, seen = mlp(), []
-    inner.register_forward_pre_hook(lambda *_: seen.append(1))
-    model = torch.compile(inner, backend="eager")
-    optimizer = TANGO(model.parameters(), gamma=0.1, preconditioner=None, engine="compiled")
-    fit(optimizer, model, torch.randn(5, 3), torch.randint(4, (5,)), steps=3)
-    assert len(seen) == 4  # and once when the engine was tried
-
-
-def test_the_compiled_engine_runs_the_model_once():
-    model, x = mlp(), torch.randn(5, 3)
-    optimizer = TANGO(model.parameters(), gamma=0.1, engine="compiled")
-    chosen = optimizer._blocks.engine.select(Site(model), Compiled())
-    chosen.run = lambda call, *_: call.forward(*call.args)
-    with pytest.raises(RuntimeError, match="once in a `tangents` block"), optimizer.tangents(model):
-        model(x)
-        model(x)
 
 
 class LosesTangents(torch.autograd.Function):
@@ -620,16 +563,3 @@ def test_a_model_that_compiles_itself():
     optimizer = TANGO(model.parameters(), gamma=0.1)
     fit(optimizer, model, x, y, 2)
     assert model._compiled_call_impl is not None
-
-
-def test_compiled_attention_computes_outputs_once(monkeypatch):
-    """As it does uncompiled: torch's fused kernel is asked for gradients alone."""
-    monkeypatch.setattr(Compiled, "backend", "aot_eager")
-    model, x, y = Attention(), torch.randn(3, 5, 4), torch.randint(20, (3,))
-    optimizer = TANGO(model.parameters(), gamma=0.05, preconditioner=None, engine="compiled")
-    fit(optimizer, model, x, y, 2)
-    with torch.profiler.profile() as seen:
-        fit(optimizer, model, x, y, 1)
-    names = {event.name for event in seen.events()}
-    assert "aten::_scaled_dot_product_flash_attention_for_cpu" not in names
-    assert "aten::_scaled_dot_product_flash_attention_for_cpu_backward" in names

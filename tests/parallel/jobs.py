@@ -17,7 +17,6 @@ from torch.utils.data import DataLoader
 from tangograd import TANGO, Categorical, Gaussian
 from tangograd.curvature import Auto
 from tangograd.curvature.pseudo_gradients import probe
-from tangograd.engines.compiled import Compiled
 from tangograd.parallel import batch_factor, communicator_for
 
 INPUTS, CLASSES = 4, 3
@@ -127,16 +126,6 @@ def ddp(options, likelihood, steps=4, *, wrapper=None, sizes=2, how=None, **mode
     optimizer = TANGO(model.parameters(), **options)
     train(optimizer, model, likelihood(), steps, lambda rows: share(rows, sizes), **(how or {}))
     return results(optimizer, model.module)
-
-
-def compiled_ddp(*args, **kwargs):
-    """The same with what is compiled traced only, without the wait for a C++ compiler."""
-    backend, Compiled.backend = Compiled.backend, "aot_eager"
-    torch._dynamo.reset()
-    try:
-        return ddp(*args, **kwargs)
-    finally:
-        Compiled.backend = backend
 
 
 class Step(nn.Module):

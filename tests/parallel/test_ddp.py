@@ -32,7 +32,7 @@ def test_two_processes_equal_one(pair, wrapper, fisher):
     assert_close(two[0], one)
 
 
-@pytest.mark.parametrize("engine", [name for name in NAMES if name not in ("auto", "compiled")])
+@pytest.mark.parametrize("engine", [name for name in NAMES if name != "auto"])
 @pytest.mark.parametrize("wrapper", WRAPPERS)
 def test_every_engine_with_every_wrapper(pair, wrapper, engine):
     """Also where the loss is a function, which is tried before it is run."""
@@ -47,25 +47,6 @@ def test_every_engine_with_every_wrapper(pair, wrapper, engine):
         )
         assert_identical(*two)
         assert_close(two[0], one, 1e-6 if engine == "finite-difference" else 1e-12)
-
-
-@pytest.mark.parametrize("wrapper", WRAPPERS)
-def test_the_compiled_engine_with_every_wrapper(pair, wrapper):
-    compiled = PRIOR | {"engine": "compiled"}
-    two = pair.run(jobs.compiled_ddp, compiled, Known, wrapper=WRAPPERS[wrapper])
-    assert_identical(*two)
-    assert_close(two[0], jobs.alone(PRIOR, Known))
-
-
-def test_the_compiled_engine_without_synchronisation_and_with_unused_parameters(pair):
-    compiled = PLAIN | {"engine": "compiled"}
-    two = pair.run(jobs.compiled_ddp, compiled, Known, how={"parts": 3})
-    assert_identical(*two)
-    assert_close(two[0], jobs.alone(PLAIN, Known))
-    wrapper = {"find_unused_parameters": True}
-    two = pair.run(jobs.compiled_ddp, compiled, Known, wrapper=wrapper, sometimes=True)
-    assert_identical(*two)
-    assert_close(two[0], jobs.alone(PLAIN, Known, sometimes=True))
 
 
 @pytest.mark.parametrize("as_function", [False, True])

@@ -7,8 +7,7 @@ or raw parameters) and tells the tangents of the outputs while it is open:
 * **two-pass**: a pass with dual parameters and without a graph, then the ordinary one, exact;
 * **double-backward**: ``J v`` is the derivative of ``Jᵀu`` in u; exact, needs backward formulas
   only;
-* **finite-difference**: ``(z(θ + εv) - z(θ))/ε``; needs no formulas, and is not exact;
-* **compiled**: the dual pass, compiled; only by name.
+* **finite-difference**: ``(z(θ + εv) - z(θ))/ε``; needs no formulas, and is not exact.
 
 :class:`Select`, which :func:`resolve` returns for each name, is an engine that tries others on the
 first batch and delegates to the first that is right.

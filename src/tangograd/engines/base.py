@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -13,9 +13,11 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from tangograd.engines.intercept import ModuleCall, intercepted
+from tangograd.engines.intercept import ModuleCall, intercepted, uncompiled, unwrap
 from tangograd.engines.mode import LayerCall, recorded
 from tangograd.engines.rules import make_dual, unpack
+from tangograd.engines.trees import attach_tangents, detached_copy, leaves_of, primals
+from tangograd.recording import ForwardContext
 from tangograd.session import TrialPass, activated, communicator
 
 Tensors = Sequence[Tensor]
@@ -36,11 +38,21 @@ class Site(NamedTuple):
         model: the module that is called, if there is one; without it, raw parameters are used.
         closure: the whole body of the pass, if it is known.
         layers: a list for the calls of linear and convolution layers, if they are wanted.
+        level_is_open: whether the engine is entered in a dual level and leaves it open.
     """
 
     model: nn.Module | None = None
     closure: Callable[[], object] | None = None
     layers: list[LayerCall] | None = None
+    level_is_open: bool = False
+
+    def dual_level(self) -> AbstractContextManager[Any]:
+        """Open a dual level in a block, if there is none."""
+        return nullcontext() if self.level_is_open else forward_ad.dual_level()
+
+    def context(self) -> ForwardContext:
+        """Return the random state, buffers and autocast that a pass finds now."""
+        return ForwardContext(None if self.model is None else unwrap(self.model))
 
 
 class TangentSource(Protocol):
@@ -63,35 +75,8 @@ class DualOutputs:
     exact: bool = True
 
     def tangent(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Take a dual number apart."""
+        """Return the two parts of a dual number."""
         return unpack(outputs)
-
-
-@dataclass
-class OutputsInTurn:
-    """Outputs get what an earlier pass found, in the order in which likelihoods are evaluated.
-
-    Attributes:
-        found: for each output, what ``convert`` makes a tangent of.
-        convert: ``(z, found) -> t``.
-        exact: whether the tangents are derivatives.
-    """
-
-    found: Iterator[Tensor | None]
-    convert: Callable[[Tensor, Tensor], Tensor]
-    exact: bool
-
-    def tangent(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return the outputs, and the tangent made of what was found for them."""
-        found = next(self.found, outputs.new_empty(0))
-        if found is None:
-            return outputs, None
-        if found.shape != outputs.shape:
-            raise RuntimeError(
-                "the loss evaluated other likelihoods when it was run again: the function given "
-                "to `evaluate` must do the same each time"
-            )
-        return outputs, self.convert(outputs, found)
 
 
 class Engine(ABC):
@@ -100,10 +85,15 @@ class Engine(ABC):
     Attributes:
         name: the name by which users ask for it.
         exact: whether its tangents are derivatives and not finite differences.
+        single_pass: whether it needs no further forward pass, so that raw parameters and parts of a
+            model may be used.
+        runs_compiled: whether compiled parts of a model run compiled.
     """
 
     name: str
     exact: ClassVar[bool] = True
+    single_pass: ClassVar[bool] = False
+    runs_compiled: ClassVar[bool] = True
 
     @abstractmethod
     def enter(
@@ -118,64 +108,78 @@ class Engine(ABC):
         """
 
 
-class CallEngine(Engine):
-    """An engine that also runs single calls of a model, so that it can be tried on one.
+@dataclass
+class FirstPass:
+    """What a pass before the ordinary one found for its outputs.
 
     Attributes:
-        single_pass: whether it needs no further forward pass, so that raw parameters and parts of a
-            model may be used.
-        runs_compiled: whether compiled parts of a model run compiled.
+        found: for each output, what ``convert`` makes a tangent of; ``None`` if there is none.
+        convert: ``(z, found) -> t``; what was found is the tangent by default.
+        exact: whether the tangents are derivatives.
     """
 
-    single_pass: ClassVar[bool] = False
-    runs_compiled: ClassVar[bool] = True
+    found: list[Any]
+    convert: Callable[[Tensor, Tensor], Tensor] = lambda _, found: found
+    exact: bool = True
 
-    @abstractmethod
-    def run(
-        self,
-        call: ModuleCall,
-        parameters: Tensors,
-        tangents: Tensors,
-        layers: list[LayerCall] | None = None,
-    ) -> Any:
-        """Return the outputs of one call as dual numbers, in an open dual level.
+    def tangent(self, outputs: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return the outputs, and the tangent of the next ones of the first pass."""
+        found = self.found.pop(0) if self.found else outputs.new_empty(0)
+        if found is None:
+            return outputs, None
+        if found.shape != outputs.shape:
+            raise RuntimeError(
+                "the loss evaluated other likelihoods when it was run again: the function given "
+                "to `evaluate` must do the same each time"
+            )
+        return outputs, self.convert(outputs, found)
 
-        Args:
-            call: a call of a model.
-            parameters: leaf tensors.
-            tangents: their tangents v.
-            layers: a list for the calls of layers, if they are wanted.
-        """
+    def attach(self, outputs: Any) -> Any:
+        """Return nested outputs as dual numbers, with the tangents of the same ones."""
+        pairs = zip(leaves_of(outputs), self.found, strict=True)
+        tangents = [None if found is None else self.convert(z, found) for z, found in pairs]
+        return attach_tangents(outputs, tangents)
 
 
-class RepeatingEngine(CallEngine):
-    """An engine that runs calls of a model, or a whole closure, once more."""
+class RepeatingEngine(Engine):
+    """An engine that runs calls of a model, or a whole closure, once more, before they are made."""
 
     @contextmanager
     def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[TangentSource]:
         """Run the closure once more now, or each call of the model when it is made."""
-        with ExitStack() as stack:
-            if site.closure is not None:
-                source = self.run_closure(site, parameters, tangents)
-                stack.enter_context(recorded(site.layers, parameters))
-                yield source
-            elif site.model is not None:
-                stack.enter_context(forward_ad.dual_level())
-                stack.enter_context(
-                    intercepted(
-                        site.model, lambda call: self.run(call, parameters, tangents, site.layers)
-                    )
-                )
+
+        def handle(call: ModuleCall) -> Any:
+            context = ForwardContext(call.inner)
+            with context.restored():
+                first = self.run_call(detached_copy(call), parameters, tangents)
+            with recorded(site.layers, parameters):
+                args, kwargs = primals((call.args, call.kwargs))
+                outputs = call.forward(*args, **kwargs)
+            return communicator().returnable(first.attach(outputs))
+
+        if site.closure is not None:
+            with site.context().restored(), uncompiled(site.model):
+                first = self.run_closure(site.closure, parameters, tangents)
+            with recorded(site.layers, parameters):
+                yield first
+        elif site.model is not None:
+            with site.dual_level(), intercepted(site.model, handle):
                 yield DualOutputs(self.exact)
-            else:
-                raise ValueError(
-                    f"engine={self.name!r} runs the model again, so it needs one: use "
-                    "`tangents(model)`, or give the loss as a function to `evaluate`"
-                )
+        else:
+            raise ValueError(
+                f"engine={self.name!r} runs the model again, so it needs one: use "
+                "`tangents(model)`, or give the loss as a function to `evaluate`"
+            )
 
     @abstractmethod
-    def run_closure(self, site: Site, parameters: Tensors, tangents: Tensors) -> TangentSource:
-        """Run the site's closure for the tangents of the outputs that its likelihoods receive."""
+    def run_call(self, call: ModuleCall, parameters: Tensors, tangents: Tensors) -> FirstPass:
+        """Make a call for the tangents of the leaves of its outputs, in an open dual level."""
+
+    @abstractmethod
+    def run_closure(
+        self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
+    ) -> FirstPass:
+        """Run a closure for the tangents of the outputs that its likelihoods receive."""
 
 
 def outputs_received(closure: Callable[[], object]) -> list[Tensor]:
@@ -186,22 +190,17 @@ def outputs_received(closure: Callable[[], object]) -> list[Tensor]:
     return trial.outputs
 
 
-@contextmanager
-def outside_dual_level() -> Iterator[None]:
-    """Close the dual level in a block; what carries a tangent loses it."""
-    forward_ad.exit_dual_level()
-    try:
-        yield
-    finally:
-        forward_ad.enter_dual_level()
-
-
 def make_parameters_dual(parameters: Tensors, tangents: Tensors) -> None:
-    """Give each parameter its tangent, in place, until the dual level ends.
+    """Set the tangent of each parameter, in place, until the dual level ends.
 
     Values and version counters stay as they are; closing the level removes every tangent.
     """
     torch.clear_autocast_cache()  # it may hold weights with the tangents of another pass
+    write(parameters, (make_dual(p.detach(), v) for p, v in zip(parameters, tangents, strict=True)))
+
+
+def write(parameters: Tensors, values: Iterable[Tensor]) -> None:
+    """Set the parameters' values in place; their version counters stay as they are."""
     with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-        for p, v in zip(parameters, tangents, strict=True):
-            p.copy_(make_dual(p.detach(), v))
+        for p, value in zip(parameters, values, strict=True):
+            p.copy_(value)

@@ -8,20 +8,24 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.adjoint import DisagreementError, check_adjoint, graph
-from tangograd.engines.base import CannotRunError, Tensors
+from tangograd.engines.base import CannotRunError, Site, Tensors
 from tangograd.engines.dual import Dual
 from tangograd.engines.intercept import ModuleCall, call_of
-from tangograd.engines.trees import Pair, detached_copy, pairs_of
+from tangograd.engines.rules import make_dual, unpack
+from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.forward_mode import plain_torch
 from tangograd.recording import ForwardContext, RecordedCall
 
 
 def check_outputs(
-    pairs: Sequence[Pair], parameters: Tensors, v: Tensors, *, exact: bool = True
+    pairs: Sequence[tuple[Tensor, Tensor | None]],
+    parameters: Tensors,
+    v: Tensors,
+    *,
+    exact: bool = True,
 ) -> None:
     """Check ``⟨u, t⟩ = ⟨Jᵀu, v⟩`` for random u, over all outputs that have a graph.
 
@@ -45,7 +49,7 @@ def check_outputs(
 
 
 def check_not_reentrant(outputs: Tensors) -> None:
-    """Refuse reentrant checkpoints, which hide parameters from forward mode and ``autograd.grad``.
+    """Check that there are no reentrant checkpoints, which hide parameters from all engines.
 
     Raises:
         CannotRunError: there is one in the graph of the outputs.
@@ -99,12 +103,13 @@ def _faulty_module(call: ModuleCall, parameters: Tensors, context: ForwardContex
         for name, module in modules:
             try:
                 with (
-                    forward_ad.dual_level(),
                     context.restored(),
                     torch.enable_grad(),
+                    engine.enter(Site(call.inner), parameters, v),
                     _examined(module, parameters, v),
                 ):
-                    engine.run(detached_copy(call), parameters, v)
+                    own = detached_copy(call)
+                    own.run(*own.args, **own.kwargs)
             except DisagreementError:
                 return f"{name} ({type(module).__name__})"
             except Exception:
@@ -119,14 +124,13 @@ def _examined(module: nn.Module, parameters: Tensors, v: Tensors) -> Iterator[No
     tangents: list[Tensor] = []
 
     def cut(x: Tensor) -> Tensor:
-        z, t = forward_ad.unpack_dual(x)
+        z, t = unpack(x)
         if not z.is_floating_point():
             return x
         z = z.detach().requires_grad_()
         inputs.append(z)
         tangents.append(torch.zeros_like(z) if t is None else t)
-        dual: Tensor = z if t is None else forward_ad.make_dual(z, t)
-        return dual
+        return make_dual(z, t)
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> Any:
         del module
@@ -138,14 +142,11 @@ def _examined(module: nn.Module, parameters: Tensors, v: Tensors) -> Iterator[No
     def after(module: nn.Module, args: Any, outputs: Any) -> None:
         del module, args
         with plain_torch():
-            check_outputs(pairs_of(outputs), [*inputs, *parameters], [*tangents, *v])
+            pairs = [unpack(x) for x in tensors_of(outputs)]
+            check_outputs(pairs, [*inputs, *parameters], [*tangents, *v])
 
-    hooks = (
+    with (
         module.register_forward_pre_hook(before, with_kwargs=True),
         module.register_forward_hook(after),
-    )
-    try:
+    ):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

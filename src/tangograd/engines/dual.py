@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from contextlib import contextmanager
 
-from torch.autograd import forward_ad
-
-from tangograd.engines.base import CallEngine, DualOutputs, Site, Tensors, make_parameters_dual
-from tangograd.engines.intercept import ModuleCall, uncompiled
-from tangograd.engines.mode import GraphFreeTangents, LayerCall, recorded
+from tangograd.engines.base import DualOutputs, Engine, Site, Tensors, make_parameters_dual
+from tangograd.engines.intercept import uncompiled
+from tangograd.engines.mode import GraphFreeTangents, recorded
 
 
-class Dual(CallEngine):
-    """One pass, exact: every parameter is a dual number ``θ + ε v`` for the whole block.
+class Dual(Engine):
+    """One pass, exact: every parameter is a dual number ``θ + ε v`` until the dual level ends.
 
     Args:
         graph_free: compute tangents without a graph (:class:`GraphFreeTangents`). PyTorch's own
@@ -31,25 +28,8 @@ class Dual(CallEngine):
     @contextmanager
     def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[DualOutputs]:
         """Make the parameters dual in a block."""
-        with forward_ad.dual_level():
-            make_parameters_dual(parameters, tangents)
-            with uncompiled(site.model), self._mode(site.layers, parameters):
-                yield DualOutputs()
-
-    def run(
-        self,
-        call: ModuleCall,
-        parameters: Tensors,
-        tangents: Tensors,
-        layers: list[LayerCall] | None = None,
-    ) -> Any:
-        """Make the call with dual parameters, which they stay until the level ends."""
-        make_parameters_dual(parameters, tangents)
-        with uncompiled(call.model), self._mode(layers, parameters):
-            return call.forward(*call.args, **call.kwargs)
-
-    def _mode(
-        self, layers: list[LayerCall] | None, parameters: Tensors
-    ) -> AbstractContextManager[Any]:
         mode = GraphFreeTangents if self.graph_free else recorded
-        return mode(layers, parameters)
+        with site.dual_level():
+            make_parameters_dual(parameters, tangents)
+            with uncompiled(site.model), mode(site.layers, parameters):
+                yield DualOutputs()

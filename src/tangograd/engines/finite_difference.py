@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.grad_mode import _unsafe_preserve_version_counter
 
-from tangograd.engines.base import (
-    OutputsInTurn,
-    RepeatingEngine,
-    Site,
-    Tensors,
-    outputs_received,
-)
-from tangograd.engines.intercept import ModuleCall, call_with_values, uncompiled, unwrap
-from tangograd.engines.mode import LayerCall, recorded
-from tangograd.engines.trees import attach_tangents, detached_copy, leaves_of, primals
-from tangograd.recording import ForwardContext
+from tangograd.engines.base import FirstPass, RepeatingEngine, Tensors, outputs_received, write
+from tangograd.engines.intercept import ModuleCall
+from tangograd.engines.trees import leaves_of
 from tangograd.vectors import dot
 
 
@@ -35,43 +26,23 @@ class FiniteDifference(RepeatingEngine):
     name = "finite-difference"
     exact = False
 
-    def run(
-        self,
-        call: ModuleCall,
-        parameters: Tensors,
-        tangents: Tensors,
-        layers: list[LayerCall] | None = None,
-    ) -> Any:
-        """Make the call at ``θ + εv`` without a graph, and the ordinary one."""
-        _check_precision(parameters)
-        context = ForwardContext(call.inner)
-        epsilon = step_size(parameters, tangents)
-        with context.restored(), torch.no_grad():
-            values = [p + epsilon * v for p, v in zip(parameters, tangents, strict=True)]
-            moved = leaves_of(call_with_values(detached_copy(call), parameters, values))
-        with recorded(layers, parameters):
-            outputs = call.forward(*primals(call.args), **primals(call.kwargs))
+    def run_call(self, call: ModuleCall, parameters: Tensors, tangents: Tensors) -> FirstPass:
+        """Make the call at ``θ + εv``, without a graph."""
+        with torch.no_grad(), _moved(parameters, tangents) as quotient:
+            leaves = leaves_of(call.run(*call.args, **call.kwargs))
+            moved = [
+                z.clone() if isinstance(z, Tensor) and z.is_floating_point() else None
+                for z in leaves
+            ]
+        return FirstPass(moved, quotient, exact=False)
 
-        def quotient(z: Any, z_moved: Any) -> Tensor | None:
-            if not isinstance(z, Tensor) or not z.is_floating_point():
-                return None
-            change = torch.sub(z_moved, z.detach()) / epsilon
-            return torch.where(z.isfinite(), change, 0.0)  # infinite logits stay where they are
-
-        found = [quotient(*both) for both in zip(leaves_of(outputs), moved, strict=True)]
-        return attach_tangents(outputs, found)
-
-    def run_closure(self, site: Site, parameters: Tensors, tangents: Tensors) -> OutputsInTurn:
+    def run_closure(
+        self, closure: Callable[[], object], parameters: Tensors, tangents: Tensors
+    ) -> FirstPass:
         """Run the closure at ``θ + εv``."""
-        assert site.closure is not None
-        _check_precision(parameters)
-        epsilon = step_size(parameters, tangents)
-        context = ForwardContext(None if site.model is None else unwrap(site.model))
-        with context.restored(), uncompiled(site.model), _moved(parameters, tangents, epsilon):
-            found = [z.detach().clone() for z in outputs_received(site.closure)]
-        return OutputsInTurn(
-            iter(found), lambda z, z_moved: (z_moved - z.detach()) / epsilon, exact=False
-        )
+        with _moved(parameters, tangents) as quotient:
+            moved = [z.detach().clone() for z in outputs_received(closure)]
+        return FirstPass(moved, quotient, exact=False)
 
 
 def step_size(parameters: Tensors, tangents: Tensors) -> float:
@@ -88,8 +59,23 @@ def step_size(parameters: Tensors, tangents: Tensors) -> float:
     return math.sqrt(precision) * (size or 1.0) / (speed or 1.0)
 
 
+@contextmanager
+def _moved(parameters: Tensors, v: Tensors) -> Iterator[Callable[[Tensor, Tensor], Tensor]]:
+    """Set the parameters to ``θ + εv`` in a block, and return the quotient for outputs."""
+    _check_precision(parameters)
+    epsilon = step_size(parameters, v)
+    values = [p.detach().clone() for p in parameters]
+    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
+        torch._foreach_add_(list(parameters), list(v), alpha=epsilon)
+    try:
+        # infinite logits stay where they are
+        yield lambda z, z_moved: torch.where(z.isfinite(), (z_moved - z.detach()) / epsilon, 0.0)
+    finally:
+        write(parameters, values)
+
+
 def _check_precision(parameters: Tensors) -> None:
-    """Refuse 16-bit arithmetic: a finite difference in bfloat16 is wrong by a fifth."""
+    """Check that nothing is in 16 bits: a finite difference in bfloat16 is wrong by a fifth."""
     device = parameters[0].device.type if parameters else "cpu"
     low = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device).itemsize < 4
     if low or any(p.dtype.itemsize < 4 for p in parameters):
@@ -97,18 +83,3 @@ def _check_precision(parameters: Tensors) -> None:
             "the finite-difference engine has no digits left in 16-bit arithmetic (autocast or "
             'half-precision parameters): use float32, or engine="dual" or "two-pass"'
         )
-
-
-@contextmanager
-def _moved(parameters: Tensors, v: Tensors, epsilon: float) -> Iterator[None]:
-    """Set the parameters to ``θ + εv`` in a block."""
-    values = [p.detach().clone() for p in parameters]
-    with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-        for p, v_p in zip(parameters, v, strict=True):
-            p.add_(v_p, alpha=epsilon)
-    try:
-        yield
-    finally:
-        with torch.no_grad(), _unsafe_preserve_version_counter(tuple(parameters)):
-            for p, value in zip(parameters, values, strict=True):
-                p.copy_(value)

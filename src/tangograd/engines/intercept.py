@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.parallel import DistributedDataParallel
 
+from tangograd.parallel.base import replaced
+
 
 class ModuleCall(NamedTuple):
     """One call of a model.
@@ -22,7 +24,6 @@ class ModuleCall(NamedTuple):
         run: the forward of ``inner``.
         args: the positional arguments.
         kwargs: the keyword arguments.
-        wrapper: the module that averages gradients over processes, around ``inner``.
     """
 
     model: nn.Module
@@ -31,7 +32,6 @@ class ModuleCall(NamedTuple):
     run: Callable[..., Any]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    wrapper: DistributedDataParallel | None = None
 
 
 class FunctionalBody(nn.Module):
@@ -48,36 +48,24 @@ class FunctionalBody(nn.Module):
 
 def unwrap(model: nn.Module) -> nn.Module:
     """Return the module inside wrappers; tangent passes neither communicate nor compile."""
-    return _unwrapped(model)[0]
-
-
-def _unwrapped(model: nn.Module) -> tuple[nn.Module, DistributedDataParallel | None]:
-    """Return the module inside, and the wrapper that averages its gradients."""
-    wrapper = None
-    while True:
-        if isinstance(model, DistributedDataParallel):
-            wrapper, model = model, model.module
-        elif isinstance(compiled := getattr(model, "_orig_mod", None), nn.Module):
-            model = compiled
-        else:
-            return model, wrapper
+    if isinstance(model, DistributedDataParallel):
+        return unwrap(model.module)
+    compiled = model._modules.get("_orig_mod")
+    return model if compiled is None else unwrap(compiled)
 
 
 def call_of(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> ModuleCall:
     """Return a call of a model with these arguments."""
-    inner, wrapper = _unwrapped(model)
-    forward = model.forward
-    run = forward if inner is model else inner
-    return ModuleCall(model, forward, inner, run, args, kwargs, wrapper)
+    inner, forward = unwrap(model), model.forward
+    return ModuleCall(model, forward, inner, forward if inner is model else inner, args, kwargs)
 
 
 @contextmanager
 def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterator[None]:
-    """Give each call of the model in a block to ``handle``, and return what that returns.
+    """Pass each call of the model in a block to ``handle``, and return what that returns.
 
     The model's own hooks run once, around it; calls made by ``handle`` itself are plain calls.
     """
-    own = vars(model).get("forward")  # an instance may have a forward of its own
     plain = call_of(model, (), {})
     busy = False
 
@@ -91,38 +79,25 @@ def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterat
         finally:
             busy = False
 
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None  # of model.compile()
-    vars(model)["forward"] = forward
-    try:
+    # model.compile() sets the second one
+    with replaced(model, "forward", forward), replaced(model, "_compiled_call_impl", None):
         yield
-    finally:
-        model._compiled_call_impl = compiled
-        del vars(model)["forward"]
-        if own is not None:
-            vars(model)["forward"] = own
-
-
-def positions_by_name(model: nn.Module, parameters: Sequence[Tensor]) -> dict[str, int]:
-    """Return the names that parameters have in a model, and their positions in the list."""
-    position = {id(p): i for i, p in enumerate(parameters)}
-    return {
-        f"{prefix}.{name}" if prefix else name: position[id(p)]
-        for prefix, module in model.named_modules()  # a module that is there twice, once
-        for name, p in module._parameters.items()
-        if p is not None and id(p) in position
-    }
 
 
 def call_with_values(
     call: ModuleCall, parameters: Sequence[Tensor], values: Sequence[Tensor]
 ) -> Any:
     """Make the call with other values in the place of the parameters."""
-    names = positions_by_name(call.inner, parameters)
-    swaps = {f"inner.{name}": values[i] for name, i in names.items()}
+    value = {id(p): x for p, x in zip(parameters, values, strict=True)}
+    body = FunctionalBody(call.inner)
+    swaps = {
+        f"{prefix}.{name}": value[id(p)]
+        for prefix, module in body.named_modules()  # a module that is there twice, once
+        for name, p in module._parameters.items()
+        if p is not None and id(p) in value
+    }
     # tied weights are all named; torch's own way of tying swaps a shared module twice
-    return functional_call(
-        FunctionalBody(call.inner), swaps, (call.run, call.args, call.kwargs), tie_weights=False
-    )
+    return functional_call(body, swaps, (call.run, call.args, call.kwargs), tie_weights=False)
 
 
 def has_compiled(model: nn.Module | None) -> bool:

@@ -14,8 +14,8 @@ mode.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
 from types import CellType, FunctionType
 from typing import Any, NamedTuple
@@ -67,19 +67,12 @@ class LayerRecorder(TorchFunctionMode):
         parameters: leaf tensors.
     """
 
-    def __init__(self, layers: list[LayerCall] | None, parameters: Sequence[Tensor]) -> None:
+    def __init__(
+        self, layers: list[LayerCall] | None = None, parameters: Sequence[Tensor] = ()
+    ) -> None:
         super().__init__()
         self.layers = layers
         self.parameters = {id(p) for p in parameters}
-
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Record nothing in a block."""
-        layers, self.layers = self.layers, None
-        try:
-            yield
-        finally:
-            self.layers = layers
 
     def __torch_function__(
         self,
@@ -127,17 +120,14 @@ class GraphFreeTangents(LayerRecorder):
 
     Example:
         >>> from torch.autograd import forward_ad
+        >>> from tangograd.forward_mode import load_formulas
+        >>> load_formulas()
         >>> x = torch.tensor([1.0, 2.0], requires_grad=True)
         >>> with forward_ad.dual_level(), GraphFreeTangents():
         ...     z, t = forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones(2)) * x)
         >>> t, t.requires_grad, z.requires_grad
         (tensor([1., 2.]), False, True)
     """
-
-    def __init__(
-        self, layers: list[LayerCall] | None = None, parameters: Sequence[Tensor] = ()
-    ) -> None:
-        super().__init__(layers, parameters)
 
     def compute(
         self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

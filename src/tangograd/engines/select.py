@@ -12,16 +12,16 @@ import logging
 import re
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor
 from torch.autograd import forward_ad
 
 from tangograd.adjoint import DisagreementError
 from tangograd.engines.base import (
-    CallEngine,
     CannotRunError,
     DualOutputs,
     Engine,
@@ -30,23 +30,23 @@ from tangograd.engines.base import (
     TangentSource,
     Tensors,
     outputs_received,
-    outside_dual_level,
 )
 from tangograd.engines.blame import check_outputs, random_like, with_module_name
 from tangograd.engines.double_backward import DoubleBackward, FromGraph
 from tangograd.engines.dual import Dual
 from tangograd.engines.finite_difference import FiniteDifference
-from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted, unwrap
+from tangograd.engines.intercept import ModuleCall, has_compiled, intercepted
 from tangograd.engines.mode import DerivativeInsideError, LayerRecorder
-from tangograd.engines.trees import Pair, detached_copy, pairs_of
+from tangograd.engines.trees import detached_copy, tensors_of
 from tangograd.engines.two_pass import TwoPass
+from tangograd.parallel.base import replaced
 from tangograd.recording import ForwardContext, RecordedCall
 from tangograd.session import communicator
 
 logger = logging.getLogger("tangograd")
 
 #: In the order in which "auto" tries them.
-ENGINES: tuple[CallEngine, ...] = (
+ENGINES: tuple[Engine, ...] = (
     Dual(),
     Dual(graph_free=False),
     TwoPass(),
@@ -54,10 +54,7 @@ ENGINES: tuple[CallEngine, ...] = (
     DoubleBackward(),
     FiniteDifference(),
 )
-NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES), "compiled")
-
-#: ``(engine, v) ->`` the outputs of a trial with their graph, and their tangents along v.
-Trial = Callable[[CallEngine, Tensors], list[Pair]]
+NAMES = ("auto", *dict.fromkeys(engine.name for engine in ENGINES))
 
 
 def resolve(name: str) -> Select:
@@ -69,10 +66,6 @@ def resolve(name: str) -> Select:
     """
     if name not in NAMES:
         raise ValueError(f"engine must be one of {', '.join(NAMES)}; got {name!r}")
-    if name == "compiled":
-        from tangograd.engines.compiled import Compiled
-
-        return Select(name, (Compiled(),))
     return Select(name, [engine for engine in ENGINES if name in ("auto", engine.name)])
 
 
@@ -90,15 +83,14 @@ class Select(Engine):
         verified: whether the engine for closures has run one.
     """
 
-    def __init__(self, name: str, candidates: Sequence[CallEngine]) -> None:
+    def __init__(self, name: str, candidates: Sequence[Engine]) -> None:
         self.name = name
         self.candidates = tuple(candidates)
         self.verified = False
-        self._for_model: weakref.WeakKeyDictionary[nn.Module, CallEngine] = (
-            weakref.WeakKeyDictionary()
-        )
-        first = self.candidates[0]
-        self._for_closures = first if first.single_pass else None
+        #: by model; that of closures by this object
+        self._choices: weakref.WeakKeyDictionary[object, Engine] = weakref.WeakKeyDictionary()
+        if self.candidates[0].single_pass:
+            self._choices[self] = self.candidates[0]
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Select:
         return resolve(self.name)
@@ -106,38 +98,37 @@ class Select(Engine):
     def __reduce__(self) -> Any:
         return resolve, (self.name,)
 
-    def chosen(self, site: Site) -> CallEngine | None:
+    def chosen(self, site: Site) -> Engine | None:
         """Return the engine chosen for a site, or ``None`` before the choice."""
-        if site.closure is not None:
-            return self._for_closures
-        if site.model is None:
+        if site.closure is None and site.model is None:
             return self.candidates[0]
-        return self._for_model.get(site.model)
+        return self._choices.get(self._key(site))
 
-    def select(self, site: Site, engine: CallEngine) -> CallEngine:
+    def select(self, site: Site, engine: Engine) -> Engine:
         """Use an engine for a site from now on."""
-        if site.closure is not None:
-            self._for_closures = engine
-        elif site.model is not None:
-            self._for_model[site.model] = engine
+        self._choices[self._key(site)] = engine
         return engine
 
     def reset(self, site: Site) -> None:
-        """Choose again at the next batch."""
-        if site.closure is not None:
-            self._for_closures = None
-        elif site.model is not None:
-            self._for_model.pop(site.model, None)
+        """Remove the choice: engines are tried again on the next batch."""
+        self._choices.pop(self._key(site), None)
+
+    def _key(self, site: Site) -> object:
+        return self if site.closure is not None or site.model is None else site.model
 
     @contextmanager
     def enter(self, site: Site, parameters: Tensors, tangents: Tensors) -> Iterator[TangentSource]:
-        """Enter the chosen engine, after a trial of the closure or at the first call of the model.
+        """Run the chosen engine, after a trial of the closure or at the first call of the model.
 
         Raises:
             NoFormulaError: an operation in the block cannot be differentiated by the engine.
         """
         try:
-            with self._chosen_or_choosing(site, parameters, tangents) as source:
+            engine = self.chosen(site)
+            if engine is None and site.closure is not None:
+                engine = self.select(site, self._try_on_closure(site, parameters))
+            run = self._choosing if engine is None else engine.enter
+            with run(site, parameters, tangents) as source:
                 yield source
         except NotImplementedError as error:
             operation = _operation_without_formula(error)
@@ -151,16 +142,6 @@ class Select(Engine):
                 'engine="double-backward".'
             ) from error
 
-    def _chosen_or_choosing(
-        self, site: Site, parameters: Tensors, tangents: Tensors
-    ) -> AbstractContextManager[TangentSource]:
-        engine = self.chosen(site)
-        if engine is None and site.closure is not None:
-            engine = self.select(site, self._try_on_closure(site, parameters))
-        if engine is None:
-            return self._choosing(site, parameters, tangents)
-        return engine.enter(site, parameters, tangents)
-
     @contextmanager
     def _choosing(
         self, site: Site, parameters: Tensors, tangents: Tensors
@@ -171,72 +152,63 @@ class Select(Engine):
         the candidates allow it.
         """
         assert site.model is not None
-        source: TangentSource = DualOutputs()
-        if any(engine.single_pass for engine in self.candidates):
-            source = FromGraph(parameters, tangents)
+        by_parts = any(engine.single_pass for engine in self.candidates)
+        source = FromGraph(parameters, tangents) if by_parts else DualOutputs()
         recorder = LayerRecorder(site.layers, parameters)
 
         def handle(call: ModuleCall) -> Any:
-            with recorder.paused():
+            with replaced(recorder, "layers", None):  # the engine records the call
                 engine = self.chosen(site)
-                if engine is None and not torch.is_grad_enabled():  # there is nothing to test
-                    return self.candidates[0].run(call, parameters, tangents)
-                if engine is None:
+                if engine is None and torch.is_grad_enabled():
                     engine = self.select(site, self._try_on_call(call, parameters))
-                    source.exact = engine.exact
-                return engine.run(call, parameters, tangents, site.layers)
+                engine = engine or self.candidates[0]  # without gradients there is nothing to test
+                source.exact = engine.exact
+                inside = site._replace(level_is_open=True)
+                with engine.enter(inside, parameters, tangents):
+                    return call.model.forward(*call.args, **call.kwargs)
 
-        with ExitStack() as stack:
-            stack.enter_context(forward_ad.dual_level())
-            stack.enter_context(intercepted(site.model, handle))
-            if site.layers is not None:
-                stack.enter_context(recorder)
+        recording = nullcontext() if site.layers is None else recorder
+        with forward_ad.dual_level(), intercepted(site.model, handle), recording:
             yield source
         if self.chosen(site) is None:
             self.select(site, self.candidates[0])
 
-    def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> CallEngine:
+    def _try_on_call(self, call: ModuleCall, parameters: Tensors) -> Engine:
         """Return the first candidate that is right for a call, in an open dual level."""
         required = communicator().engine
         if required is not None:
             return self._candidate(required)
-        context, own = ForwardContext(call.inner), call._replace(forward=call.run, wrapper=None)
-        allowed: Sequence[CallEngine] = self.candidates
+        inner = call.inner
+        allowed: Sequence[Engine] = self.candidates
         if has_compiled(call.model):
             allowed = [engine for engine in allowed if engine.runs_compiled] or allowed
 
-        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
-            with forward_ad.dual_level():  # closed before anything is pulled back
-                return pairs_of(engine.run(detached_copy(own), parameters, v))
+        def outputs() -> list[Tensor]:
+            own = detached_copy(call)
+            run = inner.forward if inner is call.model else inner  # whose hooks have not run
+            return tensors_of(run(*own.args, **own.kwargs))
 
+        forward_ad.exit_dual_level()  # trials have levels of their own, closed before pulling back
         try:
-            with outside_dual_level():
-                return _first_correct(
-                    allowed, parameters, context, trial, type(call.inner).__name__
-                )
+            return _first_correct(allowed, Site(inner), parameters, outputs)
         except DisagreementError as error:
-            calls = [RecordedCall(call.args, call.kwargs, context)]
-            with outside_dual_level():
-                raise with_module_name(error, call.model, calls, parameters) from None
+            calls = [RecordedCall(call.args, call.kwargs, ForwardContext(inner))]
+            raise with_module_name(error, call.model, calls, parameters) from None
         except CannotRunError:
-            with context.restored():
+            with ForwardContext(inner).restored():
                 again = detached_copy(call)
                 again.run(*again.args, **again.kwargs)  # raises the user's own error, if it is one
             raise
+        finally:
+            forward_ad.enter_dual_level()
 
-    def _try_on_closure(self, site: Site, parameters: Tensors) -> CallEngine:
+    def _try_on_closure(self, site: Site, parameters: Tensors) -> Engine:
         """Return the first candidate that is right for a closure."""
-        closure, alone = site.closure, site._replace(layers=None)
-        assert closure is not None
+        assert site.closure is not None
+        outputs = partial(outputs_received, site.closure)
+        return _first_correct(self.candidates, site._replace(layers=None), parameters, outputs)
 
-        def trial(engine: CallEngine, v: Tensors) -> list[Pair]:
-            with engine.enter(alone, parameters, v) as source:
-                return [source.tangent(z) for z in outputs_received(closure)]
-
-        context = ForwardContext(None if site.model is None else unwrap(site.model))
-        return _first_correct(self.candidates, parameters, context, trial, "the loss")
-
-    def _candidate(self, name: str) -> CallEngine:
+    def _candidate(self, name: str) -> Engine:
         for engine in self.candidates:
             if engine.name == name:
                 return engine
@@ -244,31 +216,32 @@ class Select(Engine):
 
 
 def _first_correct(
-    engines: Sequence[CallEngine],
+    engines: Sequence[Engine],
+    site: Site,
     parameters: Tensors,
-    context: ForwardContext,
-    trial: Trial,
-    what: str,
-) -> CallEngine:
+    outputs: Callable[[], list[Tensor]],
+) -> Engine:
     """Return the first engine that runs and passes the adjoint test.
 
     Args:
         engines: best first.
+        site: what they are entered for.
         parameters: trainable parameters.
-        context: under which each is tried.
-        trial: runs an engine.
-        what: the name of what is run, for the log.
+        outputs: runs the site and returns its outputs.
 
     Raises:
         CannotRunError: none can run; the message has each one's reason.
         DisagreementError: one can, but its tangents are not those of the gradients' function.
     """
-    v = random_like(parameters)
+    what = "the loss" if site.closure is not None else type(site.model).__name__
+    context, v = site.context(), random_like(parameters)
     reasons = []
     for engine in engines:
         try:
             with context.restored(), torch.enable_grad():
-                check_outputs(trial(engine, v), parameters, v, exact=engine.exact)
+                with engine.enter(site, parameters, v) as source:
+                    pairs = [source.tangent(z) for z in outputs()]
+                check_outputs(pairs, parameters, v, exact=engine.exact)
         except (DisagreementError, CannotRunError):
             raise
         except Exception as error:

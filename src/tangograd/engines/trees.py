@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -11,30 +12,23 @@ from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from tangograd.engines.intercept import ModuleCall
-from tangograd.engines.rules import primal, unpack
-
-#: Outputs with their graph, and their tangent.
-Pair = tuple[Tensor, Tensor | None]
+from tangograd.engines.rules import make_dual, primal, unpack
 
 
 def leaves_of(outputs: Any) -> list[Any]:
-    """Return the leaves of outputs, also of a dataclass that PyTorch does not know."""
-    if is_dataclass(outputs) and not isinstance(outputs, type):
-        known = pytree.tree_leaves(outputs)
-        if len(known) == 1 and known[0] is outputs:
-            return pytree.tree_leaves({f.name: getattr(outputs, f.name) for f in fields(outputs)})
-    return pytree.tree_leaves(outputs)
+    """Return the leaves of nested outputs."""
+    return _flatten(outputs)[0]
 
 
-def pairs_of(outputs: Any) -> list[Pair]:
-    """Return the tensors in outputs, each with its tangent."""
-    return [unpack(x) for x in leaves_of(outputs) if isinstance(x, Tensor)]
+def tensors_of(outputs: Any) -> list[Tensor]:
+    """Return the leaves of nested outputs that are tensors."""
+    return [x for x in leaves_of(outputs) if isinstance(x, Tensor)]
 
 
 def attach_tangents(outputs: Any, tangents: Sequence[Tensor | None]) -> Any:
     """Return outputs as dual numbers, given the tangents of their leaves."""
 
-    def attach(z: Any, t: Any) -> Any:
+    def attach(z: Any, t: Tensor | None) -> Any:
         if not isinstance(z, Tensor) or t is None:
             return z
         if z.shape != t.shape:
@@ -45,15 +39,20 @@ def attach_tangents(outputs: Any, tangents: Sequence[Tensor | None]) -> Any:
             )
         return forward_ad.make_dual(z, t.detach().to(z.dtype))
 
-    found = [attach(*both) for both in zip(leaves_of(outputs), tangents, strict=True)]
-    if not any(isinstance(x, Tensor) for x in found):
+    leaves, rebuild = _flatten(outputs)
+    if not any(isinstance(x, Tensor) for x in leaves):
         raise TypeError(f"it finds no tensors in outputs of type {type(outputs).__name__}")
+    return rebuild([attach(*both) for both in zip(leaves, tangents, strict=True)])
+
+
+def _flatten(outputs: Any) -> tuple[list[Any], Callable[[list[Any]], Any]]:
+    """Return the leaves of outputs, and the function that puts others in their places."""
     leaves, tree = pytree.tree_flatten(outputs)
-    if len(leaves) == 1 and leaves[0] is outputs and is_dataclass(outputs):
-        inner = {f.name: getattr(outputs, f.name) for f in fields(outputs)}
-        _, tree = pytree.tree_flatten(inner)
-        return replace(outputs, **pytree.tree_unflatten(found, tree))  # type: ignore[type-var]
-    return pytree.tree_unflatten(found, tree)
+    if not tree.is_leaf() or not is_dataclass(outputs) or isinstance(outputs, type):
+        return leaves, partial(pytree.tree_unflatten, treespec=tree)
+    # a dataclass that PyTorch does not know
+    leaves, tree = pytree.tree_flatten({f.name: getattr(outputs, f.name) for f in fields(outputs)})
+    return leaves, lambda found: replace(outputs, **pytree.tree_unflatten(found, tree))
 
 
 def primals(tree: Any) -> Any:
@@ -65,9 +64,8 @@ def detached_copy(call: ModuleCall) -> ModuleCall:
     """Return the call with inputs of its own, which a model may change or keep."""
 
     def copy(x: Tensor) -> Tensor:
-        z, t = forward_ad.unpack_dual(x)
-        z = z.detach().clone().requires_grad_(x.requires_grad)
-        return z if t is None else forward_ad.make_dual(z, t)  # type: ignore[no-any-return]
+        z, t = unpack(x)
+        return make_dual(z.detach().clone().requires_grad_(x.requires_grad), t)
 
     args, kwargs = pytree.tree_map_only(Tensor, copy, (call.args, call.kwargs))
     return call._replace(args=args, kwargs=kwargs)

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from tangograd.engines.rules import attention, formula, layers, normalization
+from tangograd.engines.rules import attention, formula, layers
 from tangograd.engines.rules.duals import (
     Rule,
     detach_tangent,
@@ -30,6 +30,13 @@ from tangograd.engines.rules.duals import (
 
 CONVOLUTIONS: frozenset[Callable[..., Any]] = frozenset({torch.conv1d, torch.conv2d, torch.conv3d})
 LAYERS: frozenset[Callable[..., Any]] = CONVOLUTIONS | {functional.linear}
+
+PRODUCTS: frozenset[Callable[..., Any]] = frozenset(
+    {
+        *(torch.matmul, Tensor.matmul, Tensor.__matmul__),
+        *(torch.bmm, Tensor.bmm, torch.mm, Tensor.mm),
+    }
+)
 
 #: Cheap functions that return new tensors: their graph, or a later one, would save dual numbers.
 BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
@@ -45,27 +52,16 @@ BY_FORMULA: frozenset[Callable[..., Any]] = frozenset(
         torch._C._nn.silu,
         functional.gelu,
         torch.layer_norm,
+        torch.group_norm,
     }
 )
 
 RULES: dict[Callable[..., Any], Rule] = {
     functional.linear: layers.linear,
     **dict.fromkeys(CONVOLUTIONS, layers.convolution),
-    **dict.fromkeys(
-        (
-            torch.matmul,
-            Tensor.matmul,
-            Tensor.__matmul__,
-            torch.bmm,
-            Tensor.bmm,
-            torch.mm,
-            Tensor.mm,
-        ),
-        layers.bilinear,
-    ),
+    **dict.fromkeys(PRODUCTS, layers.bilinear),
     **dict.fromkeys(BY_FORMULA, formula.by_formula),
-    torch.group_norm: normalization.group_norm,
-    torch.batch_norm: normalization.batch_norm,
+    torch.batch_norm: formula.batch_norm,
     torch.embedding: layers.embedding,
     torch.embedding_bag: layers.embedding_bag,
     torch._weight_norm: layers.weight_norm,
@@ -73,12 +69,4 @@ RULES: dict[Callable[..., Any], Rule] = {
     **dict.fromkeys((torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu), layers.recurrent),
 }
 
-__all__ = [
-    "LAYERS",
-    "RULES",
-    "detach_tangent",
-    "make_dual",
-    "primal",
-    "tangent_of",
-    "unpack",
-]
+__all__ = ["LAYERS", "RULES", "detach_tangent", "make_dual", "primal", "tangent_of", "unpack"]

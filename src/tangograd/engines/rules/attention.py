@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, NamedTuple
 
 import torch
@@ -35,23 +35,18 @@ def attention(
     a kernel that has a forward formula.
     """
     duals = [tangent_of(x) for x in (query, key, value, attn_mask)]
-    options = {
-        "attn_mask": attn_mask,
-        "dropout_p": dropout_p,
-        "is_causal": is_causal,
-        "scale": scale,
-        "enable_gqa": enable_gqa,
-    }
+    func = partial(func, attn_mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal)
+    func = partial(func, scale=scale, enable_gqa=enable_gqa)
     if all(dual is None for dual in duals):
-        return func(query, key, value, **options)
+        return func(query, key, value)
     if dropout_p > 0 or duals[3] is not None or 0 in (query.numel(), key.numel()):
         with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
-            return detach_tangent(func(query, key, value, **options))
+            return detach_tangent(func(query, key, value))
     Q, K, V = primal(query), primal(key), primal(value)
     scale = 1 / math.sqrt(Q.shape[-1]) if scale is None else scale
     if attn_mask is None and _has_gradients(Q, K, V):
-        return make_dual(*_Attention.apply(Q, K, V, *duals[:3], is_causal, scale))
-    z = func(Q, K, V, **options)
+        return make_dual(*_Attention.apply(is_causal, scale, Q, K, V, *duals[:3]))
+    z = func(Q, K, V)
     with torch.no_grad():
         t = _rows((Q, K, V), duals[:3], attn_mask, is_causal, scale).t
     return make_dual(z, t)
@@ -78,18 +73,9 @@ class _Attention(torch.autograd.Function):
     """Outputs and tangents from one P, which is not kept, and PyTorch's fused backward kernel."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        Q: Tensor,
-        K: Tensor,
-        V: Tensor,
-        dQ: Tensor | None,
-        dK: Tensor | None,
-        dV: Tensor | None,
-        is_causal: bool,
-        scale: float,
-    ) -> tuple[Tensor, Tensor]:
-        found = _rows((Q, K, V), (dQ, dK, dV), None, is_causal, scale)
+    def forward(ctx: Any, is_causal: bool, scale: float, *duals: Any) -> tuple[Tensor, Tensor]:
+        Q, K, V, *tangents = duals
+        found = _rows((Q, K, V), tangents, None, is_causal, scale)
         # in the order of torch's own function, by which a checkpoint, run again, replaces these
         ctx.save_for_backward(K, Q, V, found.logsumexp, found.z)
         ctx.options = is_causal, scale
@@ -103,7 +89,7 @@ class _Attention(torch.autograd.Function):
         K, Q, V, logsumexp, z = ctx.saved_tensors
         backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
         found = backward(g, Q, K, V, z, logsumexp, 0.0, is_causal, scale=scale)
-        return (*found, None, None, None, None, None)
+        return (None, None, *found, None, None, None)
 
 
 class _Rows(NamedTuple):
@@ -140,23 +126,15 @@ def _rows(
         moving = [None if x is None else x[..., s, :] for x, s in ((dQ, own), (dK, seen))]
         resting = Q[..., own, :], K[..., seen, :], both[..., seen, :]
         parts.append(_block(resting, moving, mask, dV is not None, first if is_causal else None))
-    order = _order(values[0], parts[0].z.dim())
-    return _Rows(
-        _joined([part.z for part in parts], order),
-        _joined([part.t for part in parts], order),
-        torch.cat([part.logsumexp for part in parts], -1),
-    )
+    z, t, logsumexp = zip(*parts, strict=True)
+    return _Rows(_joined(z, values[0]), _joined(t, values[0]), torch.cat(logsumexp, -1))
 
 
-def _order(Q: Tensor, dim: int) -> list[int]:
-    """Return the outputs' dimensions in memory order: features last, others as in queries."""
-    if Q.dim() != dim:
-        return list(range(dim))
-    return [*sorted(range(dim - 1), key=Q.stride, reverse=True), dim - 1]
-
-
-def _joined(parts: Sequence[Tensor], order: Sequence[int]) -> Tensor:
-    """Concatenate parts of the queries, with dimensions in the given order in memory."""
+def _joined(parts: Sequence[Tensor], Q: Tensor) -> Tensor:
+    """Concatenate parts of the queries, in memory features last and other dimensions as in Q."""
+    order = list(range(parts[0].dim()))
+    if Q.dim() == len(order):
+        order[:-1] = sorted(order[:-1], key=Q.stride, reverse=True)
     whole = torch.cat([x.permute(*order) for x in parts], order.index(len(order) - 2))
     return whole.permute(*(order.index(i) for i in range(len(order))))
 

@@ -34,12 +34,17 @@ def primal(x: Any) -> Any:
     return unpack(x)[0]
 
 
-def sum_of(terms: list[Tensor]) -> Tensor | None:
-    """Return the sum of the terms, if there are any."""
-    found: Tensor | None = None
-    for term in terms:
-        found = term if found is None else found + term
-    return found
+def sum_of(a: Tensor | None, b: Tensor | None) -> Tensor | None:
+    """Return the sum of two tangents, of which ``None`` is 0."""
+    if a is None or b is None:
+        return b if a is None else a
+    return a + b
+
+
+@torch.no_grad()
+def product_rule(f: Rule, a: Any, da: Tensor | None, b: Any, db: Tensor | None) -> Tensor | None:
+    """Return the tangent of ``f(a, b)``, which is linear in each: ``f(da, b) + f(a, db)``."""
+    return sum_of(None if da is None else f(da, b), None if db is None else f(a, db))
 
 
 def make_dual(z: Tensor, t: Tensor | None) -> Tensor:
@@ -51,7 +56,7 @@ def make_dual(z: Tensor, t: Tensor | None) -> Tensor:
 
 
 def detach_tangent(outputs: Any, args: tuple[Any, ...] = ()) -> Any:
-    """Detach the tangents of outputs from the graph.
+    """Remove the graph of the tangents of outputs.
 
     Args:
         outputs: dual numbers, or tuples and lists of them.

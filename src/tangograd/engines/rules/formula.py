@@ -20,11 +20,29 @@ def by_formula(func: Rule, *args: Any, **kwargs: Any) -> Any:
     pairs = [unpack(x) for x in args]
     if all(t is None for _, t in pairs) or any(isinstance(x, Tensor) for x in kwargs.values()):
         return NotImplemented
-    z = func(*[x for x, _ in pairs], **kwargs)
-    return make_dual(z, tangent_by_formula(func, pairs, **kwargs))
+    return make_dual(func(*[x for x, _ in pairs], **kwargs), _tangent(func, pairs, **kwargs))
 
 
-def tangent_by_formula(
+def batch_norm(
+    func: Rule,
+    input: Tensor,  # noqa: A002 - torch's name
+    weight: Tensor | None,
+    bias: Tensor | None,
+    running_mean: Tensor | None,
+    running_var: Tensor | None,
+    training: bool,
+    *options: Any,
+) -> Any:
+    """Apply batch normalization, and PyTorch's formula without updating the averages again."""
+    pairs = [unpack(x) for x in (input, weight, bias)]
+    if all(t is None for _, t in pairs):
+        return NotImplemented
+    z = func(*[x for x, _ in pairs], running_mean, running_var, training, *options)
+    given = (None, None) if training else (running_mean, running_var)
+    return make_dual(z, _tangent(func, pairs, *given, training, *options))
+
+
+def _tangent(
     func: Rule, pairs: list[tuple[Any, Tensor | None]], *args: Any, **kwargs: Any
 ) -> Tensor | None:
     """Return the tangent of ``func(*pairs, *args, **kwargs)``, the pairs being dual numbers."""

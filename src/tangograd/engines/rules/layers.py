@@ -7,7 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tangograd.engines.rules.duals import Rule, detach_tangent, make_dual, sum_of, unpack
+from tangograd.engines.rules.duals import (
+    Rule,
+    detach_tangent,
+    make_dual,
+    product_rule,
+    sum_of,
+    unpack,
+)
 from tangograd.engines.rules.products import product
 
 #: A mode of ``embedding_bag``, which is not linear in the weight.
@@ -66,16 +73,13 @@ def convolution(
 def bilinear(func: Rule, a: Tensor, b: Tensor) -> Any:
     """Multiply matrices: ``d(a b) = da b + a db``."""
     (a, da), (b, db) = unpack(a), unpack(b)
-    z = func(a, b)
-    with torch.no_grad():
-        t = sum_of(([] if da is None else [func(da, b)]) + ([] if db is None else [func(a, db)]))
-    return make_dual(z, t)
+    return make_dual(func(a, b), product_rule(func, a, da, b, db))
 
 
 def embedding(
     func: Rule, weight: Tensor, indices: Tensor, padding_idx: int = -1, *args: Any, **kwargs: Any
 ) -> Any:
-    """Look up rows of the weight; the row of paddings has neither gradient nor tangent."""
+    """Take rows of the weight; the row of paddings has neither gradient nor tangent."""
     W, dW = unpack(weight)
     z = func(W, indices, padding_idx, *args, **kwargs)
     if dW is None:
@@ -107,10 +111,7 @@ def embedding_bag(
         return func(W, indices, offsets, scale_grad_by_freq, mode, sparse, w, *args)
 
     z, *others = bags(W, w)
-    with torch.no_grad():
-        t = sum_of(
-            ([] if dW is None else [bags(dW, w)[0]]) + ([] if dw is None else [bags(W, dw)[0]])
-        )
+    t = product_rule(lambda *both: bags(*both)[0], W, dW, w, dw)
     return (make_dual(z, t), *others)
 
 
@@ -121,14 +122,12 @@ def weight_norm(func: Rule, v: Tensor, g: Tensor, dim: int = 0) -> Any:
     with torch.no_grad():
         norm = torch.norm_except_dim(v, 2, dim)
         direction = v / norm
-        terms = []
-        if dg is not None:
-            terms.append(direction * dg)
+        t = None if dg is None else direction * dg
         if dv is not None:
             dims = [i for i in range(v.dim()) if i != dim % v.dim()] if dim != -1 else None
             along = (direction * dv).sum(dims, keepdim=True) if dims != [] else direction * dv
-            terms.append((dv - direction * along) * (g / norm))
-    return make_dual(z, sum_of(terms))
+            t = sum_of(t, (dv - direction * along) * (g / norm))
+    return make_dual(z, t)
 
 
 def recurrent(func: Rule, *args: Any, **kwargs: Any) -> Any:

@@ -2,8 +2,7 @@
 
 ``functional.linear`` in single precision calls MKL, which uses half the width of the vector units
 of processors that are not Intel's; oneDNN is up to twice as fast on these. PyTorch has an operation
-for it, which its compiler uses for models with constant weights. That operation has no gradient and
-requires constant weights, so it is wrapped in a custom operation, which the compiler leaves alone.
+for it, without a gradient, which its compiler uses for models with constant weights.
 """
 
 from __future__ import annotations
@@ -12,8 +11,6 @@ import platform
 
 import torch
 from torch import Tensor
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.nn import functional
 
 #: The number of multiplications below which calling oneDNN takes longer than the product.
@@ -24,23 +21,6 @@ AVAILABLE = (
     and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 )
 
-_library = torch.library.Library("tangograd", "FRAGMENT")
-_library.define("product(Tensor x, Tensor W, Tensor? b) -> Tensor")
-
-
-@torch.library.impl(_library, "product", "CPU")
-def _by_onednn(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    b = None if b is None else b.contiguous()  # whose strides it does not look at
-    return torch.ops.mkldnn._linear_pointwise(x, W, b, "none", [], "")  # type: ignore[no-any-return]
-
-
-def _shaped(x: Tensor, W: Tensor, b: Tensor | None) -> Tensor:
-    del b
-    return x.new_empty(len(x), len(W))
-
-
-torch.library.register_fake("tangograd::product", _shaped, lib=_library)
-
 
 def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None = None) -> Tensor:
     """Return ``x Wᵀ + b``, or add it to ``onto``, which may be overwritten; x is a matrix, too.
@@ -50,7 +30,8 @@ def product(x: Tensor, W: Tensor, b: Tensor | None = None, onto: Tensor | None =
         tensor([[2., 3.]])
     """
     if _is_for_onednn(x, W, b):
-        found: Tensor = torch.ops.tangograd.product(x, W, b)
+        b = None if b is None else b.contiguous()  # whose strides it does not look at
+        found: Tensor = torch.ops.mkldnn._linear_pointwise(x, W, b, "none", [], "")
         return found if onto is None else onto.add_(found)
     if onto is None:
         return functional.linear(x, W, b)
@@ -79,8 +60,5 @@ def _is_plain(x: Tensor) -> bool:
         x.dtype == torch.float32
         and x.layout == torch.strided
         and not torch._C._functorch.is_functorch_wrapped_tensor(x)
-        and (
-            type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
-            or isinstance(x, FakeTensor | FunctionalTensor)  # of the compiler
-        )
+        and type(x).__torch_dispatch__ is Tensor.__torch_dispatch__
     )
