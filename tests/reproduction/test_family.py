@@ -39,13 +39,6 @@ def test_another_rate_is_not_sgd(monkeypatch):
     assert difference > 1e-12
 
 
-def test_shown_paths_end_at_the_optimum():
-    t = np.linspace(0, 1, 10_000) ** 3
-    points = family.until_optimum(np.stack([12 * t, np.zeros_like(t)], axis=1))
-    assert abs(points[-1, 0] - 9.8) < 0.05
-    assert (np.diff(points[:, 0]) < 0.06).all()
-
-
 def _around(radius_error):
     """A stand-in for TANGO: on circles that are off by so much."""
 

@@ -85,10 +85,10 @@ def simulate(dt, steps, runs):
     return theta
 
 
-def test_mean_and_covariance_against_simulation():
+def test_moments_against_simulation():
     dt, steps, runs = 1e-4, 300, 5000
-    mean, P = model.mean_and_covariance(GAMMA, dt, steps)
-    theta = simulate(dt, steps, runs)
+    path, P = model.moments(GAMMA, dt, steps)
+    theta, mean = simulate(dt, steps, runs), path[-1]
     se = theta.std(0) / np.sqrt(runs)
     assert (np.abs(theta.mean(0) - mean) < 5 * se).all()
     # the squares of ln σ have a kurtosis of 3 to 4, hence a standard error of 2%
@@ -98,7 +98,7 @@ def test_mean_and_covariance_against_simulation():
 
 def test_first_step_is_exact():
     dt = 0.1
-    mean, P = model.mean_and_covariance(GAMMA, dt, 1)
+    (_, mean), P = model.moments(GAMMA, dt, 1)
     g, _, w = quadrature(np.zeros(2))
     gradient = w @ g
     xi = g - gradient
@@ -114,7 +114,7 @@ def test_expansion_is_the_limit():
     limit = model.expansion(GAMMA, time)
     errors = {}
     for h in (dt, dt / 2):
-        mean, P = model.mean_and_covariance(GAMMA, h, round(time / h))
+        (_, mean), P = model.moments(GAMMA, h, round(time / h))
         errors[h] = (mean - model.flow(time)) / h, P / h
     for i, exact in enumerate((limit.b, limit.S)):
         np.testing.assert_allclose(2 * errors[dt / 2][i] - errors[dt][i], exact, rtol=1e-3)
@@ -128,17 +128,16 @@ def test_noise_free_from_its_definition(damped):
         F, gradient = fisher_and_gradient(theta)
         v = keep * v + GAMMA * (gradient - keep * F @ v)
         theta = theta - dt * v
-    path = np.empty((3, 2))
-    model.noise_free(GAMMA, dt, steps, damped, path)
+    path, _ = model.moments(GAMMA, dt, steps, noisy=False, damped=damped, records=2)
     np.testing.assert_allclose(path[-1], theta, rtol=1e-9)
     np.testing.assert_array_equal(path[0], model.START)
 
 
 def test_mean_without_curvature_is_noise_free():
-    path = np.empty((2, 2))
-    model.noise_free(GAMMA, 1e-4, 5000, True, path)
-    mean, _ = model.mean_and_covariance(GAMMA, 1e-4, 5000, curvature=False)
-    np.testing.assert_allclose(mean, path[-1], rtol=1e-10)
+    path, P = model.moments(GAMMA, 1e-4, 5000, noisy=False)
+    mean, _ = model.moments(GAMMA, 1e-4, 5000, curvature=False)
+    np.testing.assert_array_equal(mean, path)
+    assert not P.any()
 
 
 SYSTEMS = (
@@ -264,7 +263,7 @@ def test_thinned_keeps_the_ends_of_long_ways():
     assert np.allclose(np.diff(model.thinned(path, 0.0995)[:, 0]), 0.1)
 
 
-def test_averaged_flow_by_steps():
+def test_averaged_gradient_flow_by_steps():
     steps, gamma, dt = 2000, 0.01, 1e-4
     fast, theta = np.zeros(2), np.zeros(2)
     for _ in range(steps):
@@ -272,5 +271,5 @@ def test_averaged_flow_by_steps():
         theta = theta + dt * (fast - theta)
     # steps of SGD are not small at the start, where gradients are 100
     np.testing.assert_allclose(
-        model.averaged_flow(gamma / dt, steps * dt)[-1, 2:], theta, rtol=2e-3
+        model.gradient_flow(steps * dt, rate=gamma / dt)[-1, 3:], theta, rtol=2e-3
     )

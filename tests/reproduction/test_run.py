@@ -68,7 +68,9 @@ def test_raw_results_are_enough_to_draw_again(tmp_path):
     assert (kept["seed"], kept["quick"], kept["holds"]) == (5, True, True)
     assert kept["verdicts"][0]["what"] == "a < b"
     figure = Figure()
-    figures.draw(figures.Picture.from_json(kept["picture"]), figure)
+    (panel,) = kept["picture"].pop("panels")
+    panel["marks"] = [figures.Mark(**mark) for mark in panel["marks"]]
+    figures.draw(figures.Picture([figures.Panel(**panel)], **kept["picture"]), figure)
     (line,) = figure.axes[0].lines
     assert line.get_ydata() == pytest.approx(kept["samples"]["x"])
     assert (line.get_label(), line.get_color()) == ("x", "black")

@@ -68,13 +68,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a measurement.
-
-    Attributes:
-        verdicts: the rows of the table.
-        picture: the figure.
-        samples: further raw results for the JSON file: plain numbers, lists and dicts.
-    """
+    """Verdicts, the figure, and raw results for the JSON file: numbers, lists and dicts."""
 
     verdicts: list[Verdict]
     picture: Picture
@@ -88,15 +82,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper.
-
-    Attributes:
-        name: name for the command line and for files.
-        title: a few words.
-        where: place in the paper.
-        paragraphs: the claim in our words and what the picture shows, as plain text.
-        measure: does the work.
-    """
+    """One claim: its name in the command line and in files, its texts, and what measures it."""
 
     name: str
     title: str

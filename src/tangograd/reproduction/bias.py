@@ -87,7 +87,7 @@ def estimate(
     method: Callable[..., Run], gamma: float, dt: float, steps: int, rng: np.random.Generator
 ) -> float:
     """Return the model's variance after a long run: ``exp(2 s)``, s averaged over time."""
-    options: dict[str, Any] = {"start": OPTIMUM, "records": RECORDS}
+    options: dict[str, Any] = {"theta": OPTIMUM, "records": RECORDS}
     run = gaussian.run(method, rng, gamma=gamma, dt=dt, steps=steps, **options)
     return math.exp(2 * run.theta[FORGET + 1 :, 1].mean())
 
@@ -151,10 +151,7 @@ def measure(setting: Setting) -> Result:
         ("averaged_sgd", fig.ORANGE, "averaged SGD"),
         ("tango", fig.GREEN, "TANGO"),
     ):
-        values = np.array(list(found[name].values()))
-        centre, half = values.mean(1), 1.96 * values.std(1, ddof=1) / np.sqrt(n)
-        bars = centre - half, centre + half
-        marks.append(fig.points(list(GAMMAS), centre, colour, label, bars=bars))
+        marks.append(fig.means(GAMMAS, list(found[name].values()), colour, label))
     options: dict[str, Any] = {"title": "Gaussian model", "xlim": (0, None)}
     left = fig.panel(*marks, xlabel="γ", ylabel="estimated variance", **options)
     return Result(verdicts + more, fig.Picture([left, right], legend=3), found)

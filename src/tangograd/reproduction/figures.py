@@ -1,7 +1,6 @@
 """Figures as data: panels of curves, points, bands, limits and words, drawn by :func:`draw`.
 
-A mark is a call of a method of matplotlib's axes, and so a picture can be written to JSON, read
-again, and drawn from the file alone.
+A mark is a call of a method of matplotlib's axes, so that a picture can be written to JSON.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        marks: the marks, in the order in which they are drawn.
-        options: properties of the axes: ``title``, ``xlabel``, ``xscale``, ``ylim``, ….
-        legend: place of a legend inside the axes.
-    """
+    """One pair of axes: marks, properties of the axes, and the place of a legend inside them."""
 
     marks: Sequence[Mark]
     options: dict[str, Any] = field(default_factory=dict)
@@ -56,23 +49,14 @@ class Picture:
         size: width and height in inches; 8 wide is readable in a README.
         legend: number of columns of the legend below the panels, 0 for none.
         rows: number of rows.
-        ratios: relative widths or heights, as in ``plt.subplots``.
+        layout: relative sizes and shared axes, as in ``plt.subplots``.
     """
 
     panels: Sequence[Panel]
     size: Sequence[float] = (8.0, 4.5)
     legend: int = 0
     rows: int = 1
-    ratios: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, kept: dict[str, Any]) -> Picture:
-        """Return the picture that was written to JSON."""
-        panels = [
-            Panel(**panel | {"marks": [Mark(**mark) for mark in panel["marks"]]})
-            for panel in kept["panels"]
-        ]
-        return cls(**kept | {"panels": panels})
+    layout: dict[str, Any] = field(default_factory=dict)
 
 
 def curve(
@@ -117,13 +101,11 @@ def points(
     hollow: bool = False,
 ) -> Mark:
     """Return markers, with error bars from ``bars[0]`` to ``bars[1]`` where these are given."""
-    centre = np.atleast_1d(np.asarray(y, np.float64))
     options: dict[str, Any] = {"fmt": marker, "ms": size, "color": colour, "label": label}
     options |= {"mfc": "white" if hollow else colour, "lw": 1.2, "zorder": 3}
     if bars is not None:
-        low, high = np.asarray(bars, np.float64)
-        options["yerr"] = [np.atleast_1d(centre - low), np.atleast_1d(high - centre)]
-    return Mark("errorbar", [np.atleast_1d(np.asarray(x)), centre], options)
+        options["yerr"] = np.abs(np.asarray(bars) - np.asarray(y))
+    return Mark("errorbar", [np.atleast_1d(x), np.atleast_1d(y)], options)
 
 
 def quantiles(
@@ -132,6 +114,13 @@ def quantiles(
     """Return the medians of rows of samples, with bars between the quantiles low and 1-low."""
     bottom, middle, top = np.quantile(np.asarray(samples), [low, 0.5, 1 - low], axis=-1)
     return points(x, middle, colour, label, bars=(bottom, top))
+
+
+def means(x: ArrayLike, samples: ArrayLike, colour: str, label: str | None = None) -> Mark:
+    """Return the means of rows of samples, with bars of two standard errors."""
+    rows = np.asarray(samples)
+    centre, two = rows.mean(1), 2 * rows.std(1, ddof=1) / np.sqrt(rows.shape[1])
+    return points(x, centre, colour, label, bars=(centre - two, centre + two), size=4)
 
 
 def averages(
@@ -176,7 +165,7 @@ def panel(*marks: Mark, legend: str | None = None, log: str = "", **options: Any
 def draw(picture: Picture, figure: Figure) -> None:
     """Draw a picture on an empty figure; labels that occur twice are named once."""
     columns, named = len(picture.panels) // picture.rows, dict[str, Any]()
-    axes = figure.subplots(picture.rows, columns, squeeze=False, **picture.ratios).ravel()
+    axes = figure.subplots(picture.rows, columns, squeeze=False, **picture.layout).ravel()
     for ax, panel in zip(axes, picture.panels, strict=True):
         for mark in panel.marks:
             getattr(ax, mark.method)(*mark.args, **mark.options)
@@ -189,9 +178,5 @@ def draw(picture: Picture, figure: Figure) -> None:
             handles, labels = ax.get_legend_handles_labels()
             named |= dict(zip(labels, handles, strict=True))
     if picture.legend:
-        place: dict[str, Any] = {
-            "loc": "outside lower center",
-            "ncols": picture.legend,
-            "frameon": False,
-        }
-        figure.legend(list(named.values()), list(named), **place)
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": picture.legend}
+        figure.legend(list(named.values()), list(named), frameon=False, **place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -39,8 +38,7 @@ def estimate(
     covariance = toeplitz(rho ** np.arange(len(delta)))
     regression = Regression.gaussian(covariance, noise=noise, kind=kind, offset=delta)
     law = replace(regression.law(delta), batch=batch, rank_one=rank_one)
-    constants = (float(kind), rho, noise)
-    return Example(name, law, tuple(delta.tolist()), constants, correlated_regression)
+    return Example(name, law, delta, (kind, rho, noise), correlated_regression)
 
 
 def exact_steps(example: Example) -> float:
@@ -54,15 +52,12 @@ def exact_steps(example: Example) -> float:
 
 
 def _averages(setting: Setting, example: Example, share: float) -> Array:
-    """Return averages of v over long runs from 0, without their first tenths; one row a run.
-
-    v forgets by at least ``1-δt`` a step: its start then contributes less than e⁻¹⁵.
-    """
+    """Return averages of v over long runs from 0, one row a run."""
     n, steps = (40, 5_000) if setting.quick else (60, 50_000)
 
     def one(rng: np.random.Generator) -> Array:
         v = example.run(GAMMA, steps, rng, dt=DT, C=C, records=steps).v
-        return np.asarray(v[steps // 10 :].mean(0))
+        return np.asarray(v[steps // 10 :].mean(0))  # the start contributes less than e⁻¹⁵
 
     return np.stack(setting.sample(one, n, example.title, share))
 
@@ -84,57 +79,43 @@ def _remaining(
     paths = np.stack(setting.sample(one, n, f"dimension {d}", share))
     exactly = 1 - example.law.means(1 / R2, steps)[:, 0]
     shown = np.unique(np.geomspace(1, steps, 9).round().astype(int))
-    centre, two = paths[:, shown].mean(0), 2 * paths[:, shown].std(0, ddof=1) / math.sqrt(n)
-    bars = centre - two, centre + two
     marks = [
         fig.exact(range(1, steps + 1), exactly[1:], colour),
-        fig.points(shown, centre, colour, f"d = {d}", bars=bars, size=4),
+        fig.means(shown, paths[:, shown].T, colour, f"d = {d}"),
     ]
     return marks, paths[:, round(R2)].tolist(), float(exactly[round(R2)])
 
 
-def _noise(setting: Setting, example: Example, share: float) -> tuple[float, list[float]]:
-    """Measure steps to forget and fluctuations at ``γ = 1/R²`` of one estimate, for one batch size.
-
-    The speed is from the mean of v after about one time ``1/(γλ)``, λ the eigenvalue of ``E F̂`` in
-    the direction of m: it lacks ``(1-γλ)^k``. Fluctuations are averaged over hundreds of times.
-    """
-    n, starts, forgets = (30, 80, 100) if setting.quick else (60, 600, 400)
+def _noise(setting: Setting, example: Example, share: float) -> list[float]:
+    """Measure the fluctuations of one estimate at ``γ = 1/R²``, for one batch size."""
+    n, forgets = (30, 100) if setting.quick else (60, 400)
     law, batch = example.law, example.law.batch
     forgets = min(forgets, forgets * 16 // batch)  # larger batches cost more
-    gamma, first = 1 / law.R2, round(exact_steps(example))
-    m = law.limit(gamma)
+    gamma, m = 1 / law.R2, law.limit(1 / law.R2)
     steps = round((forgets + 10) * law.R2 / law.smallest)
 
-    def early(rng: np.random.Generator) -> float:
-        return float(example.run(gamma, first, rng).v[-1] @ m / (m @ m))
-
-    def late(rng: np.random.Generator) -> float:
+    def one(rng: np.random.Generator) -> float:
         v = example.run(gamma, steps, rng, records=steps).v[steps * 10 // (forgets + 10) :]
         return float(((v - m) ** 2).sum(1).mean() / (m @ m))
 
-    what = f"{example.title} {batch}"
-    grown = setting.sample(early, starts, f"{what} early", 0.1 * share)
-    remaining = float(np.clip(1 - np.mean(grown), 1e-3, 1 - 1e-3))
-    steps_to_forget = float(1 / (1 - remaining ** (1 / first)))
-    return steps_to_forget, setting.sample(late, n, what, 0.9 * share)
+    return setting.sample(one, n, f"{example.title} {batch}", share)
 
 
-def _trade(name: str, colour: str, cases: list[tuple[float, list[float]]]) -> list[fig.Mark]:
+def _trade(name: str, colour: str, samples: list[list[float]]) -> list[fig.Mark]:
     """Return fluctuations over the steps to forget of one estimate: exact, and measured."""
-    batches = np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
-    examples = [estimate(name, np.eye(DIMENSION)[0], int(B)) for B in batches]
-    pace = [exact_steps(e) for e in examples]
-    noise = [e.law.fluctuation(1 / e.law.R2) for e in examples]
-    x, y = [steps for steps, _ in cases], [float(np.mean(samples)) for _, samples in cases]
-    marks = [
-        fig.exact(pace, noise, colour),
-        fig.points(x, y, colour, name, size=4),
-    ]
-    factor, align = {"sampled": (1.1, "right"), "empirical": (0.8, "left")}.get(name, (0, ""))
-    if factor:
-        for B, a, b in zip(BATCHES, x, y, strict=True):
-            marks.append(fig.text(a, b * factor, f"{B}", colour, ha=align, fontsize=8))
+    examples = {
+        int(B): estimate(name, np.eye(DIMENSION)[0], int(B))
+        for B in np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
+    }
+    pace = {B: exact_steps(e) for B, e in examples.items()}
+    noise = [e.law.fluctuation(1 / e.law.R2) for e in examples.values()]
+    x = [pace[B] for B in BATCHES]
+    marks = [fig.exact(list(pace.values()), noise, colour), fig.means(x, samples, colour, name)]
+    if name == "sampled":
+        marks += [
+            fig.text(a, 1.1 * float(np.mean(y)), f"{B}", colour, ha="right", fontsize=8)
+            for B, a, y in zip(BATCHES, x, samples, strict=True)
+        ]
     return marks
 
 
@@ -186,8 +167,8 @@ def measure(setting: Setting) -> Result:
     verdicts.append(mean(lacking).near(what, exactly))
     for key in ((16, "sampled"), (16, "rank one")):
         law, what = examples[key].law, f"E‖v-m‖²/‖m‖² at γ = 1/R², {key[1]}, B = {key[0]}"
-        verdicts.append(near_mean(noise[key][1], what, law.fluctuation(1 / law.R2)))
-    samples["noise"] = [[*key, *found] for key, found in noise.items()]
+        verdicts.append(near_mean(noise[key], what, law.fluctuation(1 / law.R2)))
+    samples["noise"] = [[*key, found] for key, found in noise.items()]
     right = [
         mark
         for name, colour in zip(KINDS, (fig.BLUE, fig.GREEN, fig.PURPLE, fig.ORANGE), strict=True)
@@ -204,5 +185,5 @@ def measure(setting: Setting) -> Result:
             xlabel="steps to forget", ylabel="E‖v-m‖²/‖m‖²", legend="lower right",
         ),
     ]  # fmt: skip
-    picture = fig.Picture(panels, (8.0, 3.8), ratios={"width_ratios": (1, 1, 1.15)})
+    picture = fig.Picture(panels, (8.0, 3.8), layout={"width_ratios": (1, 1, 1.15)})
     return Result(verdicts, picture, samples)

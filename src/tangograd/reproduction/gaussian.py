@@ -8,8 +8,7 @@
 * the noise ``ξ - (1-δt) ζ``, ``ξ = ĝ - E ĝ`` and ``ζ = (Â - A) v``, of covariance :func:`noise`.
 
 There are three levels of detail: the exact flow, to which TANGO converges (:func:`flow`); the first
-terms of the difference, as δt → 0 (:func:`expansion`); and mean and covariance at a given δt
-(:func:`mean_and_covariance`).
+terms of the difference, as δt → 0 (:func:`expansion`); and moments at a given δt (:func:`moments`).
 
 TANGO in other coordinates φ, with ``P = ∂θ/∂φ``, moves θ by ``P v``. As long as P hardly changes,
 it is TANGO in θ with the preconditioner ``P Pᵀ``, so that one formula covers both.
@@ -24,15 +23,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 from scipy.integrate import solve_ivp
 
-from tangograd.reproduction.exact import gaussian_law
+from tangograd.reproduction.exact import Array, gaussian_law
 from tangograd.reproduction.models import AFFINE, STANDARD
 from tangograd.stream import Run, models
 
-Array = NDArray[np.float64]
+Jacobian = Callable[[Array], Array]  # P at θ
 
 M, TAU = 10.0, 1.0  # the data of Figure 1
 START = (0.0, 0.0)
@@ -90,32 +89,29 @@ def fisher(theta: Array) -> Array:
     return np.array([math.exp(-2 * theta[1]), 2.0])
 
 
-def run(
-    method: Callable[..., Run],
-    rng: np.random.Generator,
-    *,
-    gamma: float,
-    dt: float,
-    steps: int,
-    start: ArrayLike = START,
-    records: int = 1,
-) -> Run:
-    """Run ``tango`` or ``averaged_sgd`` on the data of Figure 1."""
-    options = {"rng": rng, "constants": (M, TAU), "records": records}
-    return method(models.gaussian, start, gamma=gamma, dt=dt, steps=steps, **options)
+def run(method: Callable[..., Run], rng: np.random.Generator, **options: Any) -> Run:
+    """Run ``tango`` or ``averaged_sgd`` on the data of Figure 1, from N(0, 1) by default."""
+    options = {"theta": START, "constants": (M, TAU)} | options
+    return method(models.gaussian, rng=rng, **options)
 
 
-def averaged_flow(rate: float, time: float) -> Array:
-    """Return averaged SGD without noise in 1000 steps or more; rows (fast μ, ln σ, μ, ln σ).
+def gradient_flow(
+    time: float, mean: float = M, P: Jacobian = lambda _: np.eye(2), rate: float = 1.0
+) -> Array:
+    """Return SGD and averaged SGD without noise; rows (t, fast μ, ln σ, μ, ln σ).
 
-    ``dθ_fast/dt = -rate · A f(θ_fast)``, ``dθ/dt = θ_fast - θ``; rate = γ/δt.
+    ``dθ_fast/dt = -rate · P Pᵀ A f(θ_fast)`` with ``P = ∂θ/∂φ`` in other coordinates φ, and
+    ``dθ/dt = θ_fast - θ``; averaged SGD has the rate γ/δt.
     """
 
     def slope(_: float, y: Array) -> Array:
-        return np.concatenate([-rate * fisher(y) * natural_gradient(y), y[:2] - y[2:]])
+        jacobian, gradient = P(y), fisher(y) * natural_gradient(y, mean)
+        return np.concatenate([-rate * jacobian @ jacobian.T @ gradient, y[:2] - y[2:]])
 
-    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8, "max_step": time / 1000}
-    return np.asarray(solve_ivp(slope, (0, time), 2 * START, "LSODA", **options).y.T)
+    times = time * np.linspace(0, 1, 4001) ** 3  # more of them where it is fast
+    options: dict[str, Any] = {"method": "LSODA", "t_eval": times, "rtol": 1e-8, "atol": 1e-9}
+    solution = solve_ivp(slope, (0, time), 2 * START, **options)
+    return np.column_stack([times, solution.y.T])
 
 
 @njit(cache=True)
@@ -160,8 +156,8 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
         damped: whether Â is ``(1-δt) g̃g̃ᵀ + (δt/γ) I``; if not, it is ``g̃g̃ᵀ``.
     """
 
-    def change(_: float, y: Array) -> Array:
-        theta, b, S = y[:2], y[2:4], y[4:].reshape(2, 2)
+    def change(t: float, y: Array) -> Array:
+        theta, b, S = flow(t), y[:2], y[2:].reshape(2, 2)
         f, A, Df = natural_gradient(theta), fisher(theta), derivative(theta)
         p, (ap, q) = A[0], Df[1]
         D2f = np.array([[-p, -2 * ap], [-2 * ap, -2 * q]])  # of f₂; that of f₁ is 0
@@ -173,41 +169,24 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
         lag = Df @ f / (gamma * A)
         db = -Df @ b - curvature - correlation + damping - lag + Df @ f / 2
         dS = D - Df @ S - S @ Df.T
-        return np.concatenate([-f, db, dS.ravel()])
+        return np.concatenate([db, dS.ravel()])
 
-    theta = np.array(START)
-    b = (1 / (gamma * fisher(theta)) - 1) * natural_gradient(theta)
-    start = np.concatenate([theta, b, np.zeros(4)])
-    y = solve_ivp(change, (0.0, time), start, "LSODA", rtol=1e-9, atol=1e-9).y[:, -1]
-    return Expansion(y[2:4], y[4:].reshape(2, 2))
+    b = (1 / (gamma * fisher(flow(0))) - 1) * natural_gradient(flow(0))
+    y = solve_ivp(change, (0, time), [*b, 0, 0, 0, 0], "LSODA", rtol=1e-9, atol=1e-9).y[:, -1]
+    return Expansion(y[:2], y[2:].reshape(2, 2))
 
 
-@njit(cache=True)
-def noise_free(gamma, dt, steps, damped, path):  # type: ignore[no-untyped-def]
-    """Run TANGO with means in place of samples, and write θ evenly over the steps into ``path``.
-
-    ``v ← keep v + γ A (f - keep v)``, ``θ ← θ - δt v``, with ``keep = 1-δt`` as in TANGO if
-    ``damped``, else 1 as in the paper's proposition.
-    """
-    mu, s = START
-    v, w = 0.0, 0.0
-    keep = 1 - dt if damped else 1.0
-    records = len(path) - 1
-    path[0, 0], path[0, 1] = mu, s
-    for k in range(1, steps + 1):
-        a, p = M - mu, math.exp(-2 * s)
-        v = keep * v + gamma * (-a * p - keep * p * v)
-        w = keep * w + gamma * (1 - (1 + a * a) * p - keep * 2 * w)
-        mu -= dt * v
-        s -= dt * w
-        if k * records % steps == 0:
-            path[k * records // steps, 0], path[k * records // steps, 1] = mu, s
-
-
-def mean_and_covariance(
-    gamma: float, dt: float, steps: int, *, curvature: bool = True
+def moments(
+    gamma: float,
+    dt: float,
+    steps: int,
+    *,
+    noisy: bool = True,
+    curvature: bool = True,
+    damped: bool = True,
+    records: int = 1,
 ) -> tuple[Array, Array]:
-    """Return mean and covariance of θ after so many steps of TANGO at a finite δt.
+    """Return mean and covariance of θ along TANGO at a finite δt, without random numbers.
 
     One step maps ``x = (μ, s, v)`` to ``h(x) + L n``, n of covariance :func:`noise`. With the mean
     and the covariance P of x,
@@ -221,70 +200,64 @@ def mean_and_covariance(
         gamma: γ.
         dt: δt.
         steps: number of steps.
+        noisy: whether gradients and Fisher matrices are sampled; if not, P = 0.
         curvature: whether D²h is used; its effect bounds that of the terms left out.
+        damped: whether v has TANGO's factors 1-δt, which the paper's proposition leaves out.
+        records: number of times, evenly over the steps, at which the mean is recorded.
+
+    Returns:
+        The means at the start and at the records, and the covariance at the end.
     """
-    x, P = _mean_and_covariance(gamma, dt, steps, curvature)
-    return x[:2], P[:2, :2]
+    path, keep = np.zeros((records + 1, 2)), 1 - dt if damped else 1.0
+    P: Array = _moments(gamma, dt, steps, noisy, curvature, keep, path)
+    return path, P[:2, :2]
 
 
 @njit(cache=True)
-def _mean_and_covariance(gamma, dt, steps, curvature):  # type: ignore[no-untyped-def]
+def _moments(gamma, dt, steps, noisy, curvature, keep, path):  # type: ignore[no-untyped-def]
     x, P, N = np.zeros(4), np.zeros((4, 4)), np.empty((4, 4))
     J, JP, n = np.zeros((4, 4)), np.empty((4, 4)), np.empty((2, 2))
-    L = np.array([-dt * gamma, -dt * gamma, gamma, gamma])
-    keep = 1 - dt
-    for _ in range(steps):
+    L, records = np.array([-dt * gamma, -dt * gamma, gamma, gamma]), len(path) - 1
+    for step in range(1, steps + 1):
         a, p = M - x[0], math.exp(-2 * x[1])
         q = (1 + a * a) * p
         along = a + keep * x[2]
         h1, h2 = -p * along, 1 - q - 2 * keep * x[3]  # E ĝ - (1-δt) A v
-        if curvature:
+        if noisy and curvature:
             h1 += -2 * p * P[0, 1] - 2 * p * along * P[1, 1] + 2 * keep * p * P[1, 2]
             h2 += -p * P[0, 0] - 4 * a * p * P[0, 1] - 2 * q * P[1, 1]
-        J[2, 0], J[2, 1], J[2, 2] = gamma * p, gamma * 2 * p * along, keep * (1 - gamma * p)
-        J[3, 0], J[3, 1], J[3, 3] = gamma * 2 * a * p, gamma * 2 * q, keep * (1 - 2 * gamma)
-        for i in range(2):
-            for j in range(4):
-                J[i, j] = -dt * J[2 + i, j]
-            J[i, i] += 1
-        v11, v12, v22 = P[2, 2] + x[2] ** 2, P[2, 3] + x[2] * x[3], P[3, 3] + x[3] ** 2
-        n[0, 0], n[0, 1], n[1, 1] = noise(x[0], x[1], v11, v12, v22, keep)
-        n[1, 0] = n[0, 1]
-        for i in range(4):
-            for j in range(4):
-                N[i, j] = L[i] * L[j] * n[i % 2, j % 2]
-        _add_product(J, P, N, JP)
-        P, N = N, P
+        if noisy:
+            J[2, 0], J[2, 1], J[2, 2] = gamma * p, gamma * 2 * p * along, keep * (1 - gamma * p)
+            J[3, 0], J[3, 1], J[3, 3] = gamma * 2 * a * p, gamma * 2 * q, keep * (1 - 2 * gamma)
+            for i in range(2):
+                for j in range(4):
+                    J[i, j] = (i == j) - dt * J[2 + i, j]
+            v11, v12, v22 = P[2, 2] + x[2] ** 2, P[2, 3] + x[2] * x[3], P[3, 3] + x[3] ** 2
+            n[0, 0], n[0, 1], n[1, 1] = noise(x[0], x[1], v11, v12, v22, keep)
+            n[1, 0] = n[0, 1]
+            for i in range(4):
+                for j in range(4):
+                    N[i, j] = L[i] * L[j] * n[i % 2, j % 2]
+                    JP[i, j] = 0.0
+                    for k in range(4):
+                        JP[i, j] += J[i, k] * P[k, j]
+            for i in range(4):
+                for j in range(4):
+                    for k in range(4):
+                        N[i, j] += JP[i, k] * J[j, k]
+            P, N = N, P
         x[2] = keep * x[2] + gamma * h1
         x[3] = keep * x[3] + gamma * h2
         x[0] -= dt * x[2]
         x[1] -= dt * x[3]
-    return x, P
-
-
-@njit(cache=True)
-def _add_product(J, P, to, JP):  # type: ignore[no-untyped-def]
-    """Compute ``to += J P Jᵀ``; JP is a workspace."""
-    for i in range(4):
-        for j in range(4):
-            JP[i, j] = 0.0
-            for k in range(4):
-                JP[i, j] += J[i, k] * P[k, j]
-    for i in range(4):
-        for j in range(4):
-            for k in range(4):
-                to[i, j] += JP[i, k] * J[j, k]
+        if step * records % steps == 0:
+            path[step * records // steps] = x[:2]
+    return P
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Coordinates φ of the Gaussian.
-
-    Attributes:
-        name: name for pictures.
-        kind: AFFINE, STANDARD or NATURAL.
-        S: ``(μ, ln σ) = S φ``, for affine ones.
-    """
+    """Coordinates φ of the Gaussian: AFFINE ones, with ``(μ, ln σ) = S φ``, STANDARD or NATURAL."""
 
     name: str
     kind: int
@@ -301,8 +274,7 @@ class Coordinates:
             return np.linalg.solve(np.asarray(self.S), np.array([mu, log_sigma]))
         if self.kind == STANDARD:
             return np.array([mu, np.exp(log_sigma)])
-        precision = np.exp(-2 * log_sigma)
-        return np.array([mu * precision, -precision / 2])
+        return np.asarray(np.array([mu, -0.5]) * np.exp(-2 * log_sigma))
 
     def decode(self, phi: Array) -> Array:
         """Return rows θ of rows φ."""
@@ -323,7 +295,7 @@ class Coordinates:
         return np.array([[1.0, 2 * mu], [0.0, 1.0]]) * float(sigma**2)
 
 
-def spread(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) -> Array:
+def spread(time: float, mean: float, gamma: float, P: Jacobian) -> Array:
     """Return the covariance of θ around the flow, divided by δt, as δt → 0, with ``P = ∂θ/∂φ``.
 
     ``S' = -Df S - S Dfᵀ + P D Pᵀ``, D the diffusion in the coordinates φ.
@@ -339,7 +311,7 @@ def spread(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) 
     return np.asarray(solution.y[:, -1]).reshape(2, 2)
 
 
-def lag(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) -> Array:
+def lag(time: float, mean: float, gamma: float, P: Jacobian) -> Array:
     """Return the distance of TANGO's mean from the flow, divided by δt, to the order 1/γ.
 
     In the coordinates φ with ``P = ∂θ/∂φ``, v follows with a delay:
@@ -370,9 +342,7 @@ def distance(theta: Array, time: float, mean: float) -> Array:
     return np.asarray(np.sqrt((theta - centre) ** 2 @ fisher(centre)))
 
 
-def median_distance(
-    time: float, mean: float, gamma: float, P: Callable[[Array], Array], dt: float
-) -> float:
+def median_distance(time: float, mean: float, gamma: float, P: Jacobian, dt: float) -> float:
     """Return the median of that distance for TANGO at a small δt, with ``P = ∂θ/∂φ``.
 
     Errors are Gaussian, with the mean ``δt lag`` and the covariance ``δt spread``; the median is

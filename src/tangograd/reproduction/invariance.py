@@ -6,7 +6,6 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import integrate
 
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
@@ -25,21 +24,6 @@ COORDINATES: tuple[tuple[Coordinates, float, float, float], ...] = (
     (Coordinates("(μ/σ², -1/2σ²)", NATURAL), 0.002, 1e-5, 20.0),
 )
 COLOURS = (fig.BLUE, fig.ORANGE, fig.GREEN, fig.PURPLE)
-
-
-def gradient_flow(coordinates: Coordinates, time: float) -> Array:
-    """Return (t, θ) along the gradient flow in some coordinates: ``θ' = -P Pᵀ A f``."""
-
-    def slope(_: float, theta: Array) -> Array:
-        P = coordinates.jacobian(theta)
-        return np.asarray(
-            -P @ P.T @ (gaussian.fisher(theta) * gaussian.natural_gradient(theta, MEAN))
-        )
-
-    times = time * np.linspace(0, 1, 4001) ** 3  # more of them where it is fast
-    options: dict[str, Any] = {"method": "LSODA", "t_eval": times, "rtol": 1e-7, "atol": 1e-9}
-    solution = integrate.solve_ivp(slope, (0, time), np.zeros(2), **options)
-    return np.column_stack([times, solution.y.T])
 
 
 def peak(path: Array) -> tuple[float, float]:
@@ -66,7 +50,7 @@ def _sgd(
     setting: Setting, coordinates: Coordinates, rate: float, time: float
 ) -> tuple[Verdict, list[float], Array, Array]:
     """Run SGD, which is TANGO at δt = 1, up to the gradient flow's largest σ²."""
-    name, limit = coordinates.name, gradient_flow(coordinates, time)
+    name, limit = coordinates.name, gaussian.gradient_flow(time, MEAN, coordinates.jacobian)
     at, expected = peak(limit)
     run = partial(run_in, coordinates, rate, round(at / rate), dt=1.0)
     paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
@@ -76,7 +60,7 @@ def _sgd(
     verdict = quantile(found).near(what, expected, within=0.01 * expected)
     (rng,) = setting.generators(1, f"{name}, SGD shown")
     shown = run_in(coordinates, rate, round(time / rate), rng, dt=1.0, records=5000)
-    limit = half_plane(gaussian.thinned(limit[:, 1:]))
+    limit = half_plane(gaussian.thinned(limit[:, 1:3]))
     return verdict, found, half_plane(gaussian.thinned(shown)), limit
 
 

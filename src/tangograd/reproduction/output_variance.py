@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -44,17 +45,11 @@ def empirical_gamma(factor: float) -> float:
     return float((factor * NOISE**2) ** 2 / (30 * NOISE**2 * D.sum()))
 
 
-def rates() -> Array:
-    """Return δt_k = 1/(1000+k)."""
-    return 1 / (OFFSET + np.arange(LONG + 1.0))
-
-
 def expected_fixed(factor: float) -> Array:
     """Return the exact mean excess loss, relative to the start's, at fixed γ and δt."""
     sigma = NOISE * math.sqrt(factor)
     regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
-    excess = regression.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
-    return excess / float(excess[0])
+    return regression.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
 
 
 def expected_squares(factor: float) -> Array:
@@ -68,7 +63,9 @@ def expected_squares(factor: float) -> Array:
     regression = Regression.gaussian(D, noise=NOISE, sigma=NOISE * math.sqrt(factor))
     regression = replace(regression, factor=regression.factor / math.sqrt(factor))
     gamma, d = empirical_gamma(factor), len(D)
-    path = regression.path(start(NEAR), gamma=gamma, dt=rates(), steps=LONG)
+    path = regression.path(
+        start(NEAR), gamma=gamma, dt=1 / (OFFSET + np.arange(LONG + 1.0)), steps=LONG
+    )
     return np.asarray(path[:, range(d, 2 * d), range(d, 2 * d)])
 
 
@@ -86,14 +83,12 @@ def rescaling_error(setting: Setting) -> float:
 
     ``γ g`` and ``γ g̃ g̃ᵀ`` both contain γ/σ² and nothing else of γ or σ², for any f.
     """
-    paths = {}
-    for kind in (SAMPLED, EXPECTED):
-        for factor in FACTORS:
-            (rng,) = setting.generators(1, "rescaled")  # the same random numbers
-            gamma = factor * fixed_gamma() / 3  # pseudo-samples have three times the kurtosis
-            options = {"theta": np.zeros(len(SCALES)), "dt": DT, "steps": 2000, "records": 2000}
-            run = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options)
-            paths[kind, factor] = run.theta
+    paths, start = {}, np.zeros(len(SCALES))
+    options: dict[str, Any] = {"theta": start, "dt": DT, "steps": 2000, "records": 2000}
+    for kind, factor in product((SAMPLED, EXPECTED), FACTORS):
+        (rng,) = setting.generators(1, "rescaled")  # the same random numbers
+        gamma = factor * fixed_gamma() / 3  # pseudo-samples have three times the kurtosis
+        paths[kind, factor] = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options).theta
     errors = (np.abs(path - paths[kind, 1.0]).max() for (kind, _), path in paths.items())
     return float(max(errors) / np.abs(paths[SAMPLED, 1.0]).max())
 
@@ -110,9 +105,9 @@ def _fixed(setting: Setting, factor: float) -> tuple[Array, list[float]]:
 
 def _empirical(setting: Setting, factor: float) -> Array:
     """Run for long with g̃ = g and δt = 1/k; return the errors of 100 steps."""
-    n, options = 40 if setting.quick else 400, dict[str, Any](steps=LONG, records=100)
-    options |= {"gamma": empirical_gamma(factor), "dt": rates()}
-    run = partial(_run, EMPIRICAL, factor, theta=start(NEAR), **options)
+    n, dt = 40 if setting.quick else 400, 1 / (OFFSET + np.arange(LONG + 1.0))
+    options: dict[str, Any] = {"gamma": empirical_gamma(factor), "dt": dt, "theta": start(NEAR)}
+    run = partial(_run, EMPIRICAL, factor, steps=LONG, records=100, **options)
     return np.array([r.theta for r in setting.sample(run, n, f"empirical {factor}", 0.27)])
 
 
@@ -122,7 +117,7 @@ def efficiency(factor: float, errors: Array, squares: Array) -> Verdict:
     The errors are Gaussian, as sums of many steps' noise, in units of their expected size. For
     c < ½ the start is most of them and Student's interval is right.
     """
-    level = float(squares[-1] @ D / (2 * NOISE**2)) * 2 * LONG / len(D)
+    level = float(squares[-1] @ D / NOISE**2) * LONG / len(D)
     scaled = errors[:, -1] / np.sqrt(squares[-1])
     relative = mean((scaled**2).mean(1)) if factor < 0.5 else mean_square(scaled)
     estimate, low, high = (level * x for x in (relative.estimate, relative.low, relative.high))
@@ -140,36 +135,30 @@ def name(factor: float) -> str:
 
 def measure(setting: Setting) -> Result:
     """Test rescaled γ to rounding; fixed γ, and g̃ = g, against exact expectations."""
-    error, every = rescaling_error(setting), LONG // 100
+    error, left, right, samples = rescaling_error(setting), list[fig.Mark](), list[fig.Mark](), {}
     setting.advance(0.04)
-    left, right, diverged = list[fig.Mark](), list[fig.Mark](), list[bool]()
-    fixed, long, samples = list[Verdict](), list[Verdict](), dict[str, Array]()
+    fixed, long, k = list[Verdict](), list[Verdict](), np.arange(200, LONG + 1, 200)
     for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
         excess, largest = _fixed(setting, factor)
         steps, exactly = 5 * np.arange(excess.shape[1]), expected_fixed(factor)
         if factor < 1:
-            left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor), 2.5))
-            diverged = [size > DIVERGED for size in largest]
-            continue
-        left.append(fig.curve(steps, excess.mean(0), colour, name(factor), 2.5))
-        left.append(fig.expected(steps, exactly[steps]))
-        samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
-        what = f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
-        fixed.append(mean(excess[:, LOOK // 5]).near(what, float(exactly[LOOK])))
-    k = np.arange(every, LONG + 1, every)
-    for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
+            left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor)))
+            what = f"diverged in {LOOK} steps at fixed γ, {name(factor)}"
+            fixed.append(frequency(np.array(largest) > DIVERGED).at_least(what, 0.99))
+        else:
+            left += fig.averages(steps, excess, exactly[steps], colour, name(factor))
+            at_look = samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
+            what = (
+                f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
+            )
+            fixed.append(mean(at_look).near(what, float(exactly[LOOK])))
         errors, squares = _empirical(setting, factor), expected_squares(factor)
         samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]
         long.append(efficiency(factor, errors, squares))
         excess, exactly = (x @ D / (2 * NOISE**2) for x in (errors[:, 1:] ** 2, squares[k]))
         right += fig.averages(k, excess, exactly, colour)
-    what = f"diverged in {LOOK} steps at fixed γ, σ² = 0.1 MSE"
-    verdicts = [
-        exact("same path for (σ², γ) and (MSE, γ MSE/σ²), relative", error, 1e-11),
-        frequency(diverged).at_least(what, 0.99),
-        *fixed,
-        *long,
-    ]
+    what = "same path for (σ², γ) and (MSE, γ MSE/σ²), relative"
+    verdicts = [exact(what, error, 1e-11), *fixed, *long]
     late = k[k >= 3000]  # before, δt = 1/(1000 + k) makes use of the good start
     dashed: dict[str, Any] = {"width": 1, "style": "--"}
     right.append(fig.curve(late, len(D) / (2 * late), fig.BLACK, **dashed))

@@ -57,16 +57,15 @@ def run_in(
 
 def change_of_variable_error(setting: Setting) -> float:
     """Return the difference of preconditioned TANGO on θ from TANGO on S⁻¹θ, for the same draws."""
-    error, steps, dt = 0.0, 2000, 1e-3
+    error, steps = 0.0, 2000
     for _, C, gamma, _ in PRECONDITIONERS:
-        first, second, third = (setting.generators(1, "variable")[0] for _ in range(3))
-        other = run_in(root(C), gamma, steps, first, dt=dt, records=steps)
-        by_hand = preconditioned(C, gamma=gamma, dt=dt, steps=steps, rng=second)
-        error = max(error, float(np.abs(by_hand - other).max()))
+        rngs = [setting.generators(1, "variable")[0] for _ in range(3)]
+        options: dict[str, Any] = {"dt": 1e-3, "records": steps}
+        other = run_in(root(C), gamma, steps, rngs[0], **options)
+        paths = [preconditioned(C, gamma=gamma, dt=1e-3, steps=steps, rng=rngs[1])]
         if not C[0, 1]:
-            options: dict[str, Any] = {"dt": dt, "C": np.diag(C), "records": steps}
-            kernel = run_in(THETA, gamma, steps, third, **options)
-            error = max(error, float(np.abs(kernel - other).max()))
+            paths.append(run_in(THETA, gamma, steps, rngs[2], C=np.diag(C), **options))
+        error = max(error, *(float(np.abs(path - other).max()) for path in paths))
     return error
 
 
@@ -115,8 +114,7 @@ def learned(setting: Setting) -> tuple[tuple[str, Array, float], ...]:
 def expected_excess(C: Array, gamma: float, steps: int) -> Array:
     """Return the exact mean excess loss after each step, relative to the start's."""
     regression = Regression.signs(SCALES, NOISE)
-    excess = regression.excess(1 / SCALES, gamma=gamma, dt=RATE, steps=steps, C=C)
-    return excess / float(excess[0])
+    return regression.excess(1 / SCALES, gamma=gamma, dt=RATE, steps=steps, C=C)
 
 
 def _speed(
@@ -125,22 +123,19 @@ def _speed(
     """Run up to the step where the excess loss is expected to have fallen to GOAL."""
     expected = expected_excess(C, gamma, 30_000)
     steps = -(-int(np.argmax(expected < GOAL)) // 10) * 10
-    constants, every = [NOISE, *SCALES], steps // 10
+    options: dict[str, Any] = {"steps": steps, "records": steps // 10, "C": C}
+    options |= {"gamma": gamma, "dt": RATE, "constants": [NOISE, *SCALES]}
 
     def run(rng: np.random.Generator) -> Array:
-        options: dict[str, Any] = {"constants": constants, "C": C, "records": every}
-        return tango(signs, 1 / SCALES, gamma=gamma, dt=RATE, steps=steps, rng=rng, **options).theta
+        theta = tango(signs, 1 / SCALES, rng=rng, **options).theta
+        return np.asarray(theta**2 @ SCALES**2 / len(SCALES))
 
     n = (200 if steps > 1000 else 400) * (1 if setting.quick else 4)
-    paths = np.array(setting.sample(run, n, name, 0.12))
-    excess = paths**2 @ SCALES**2 / len(SCALES)
-    what = f"excess loss relative to the start, {steps} steps, {name}"
-    shown = np.unique(np.geomspace(1, every, 60).astype(int))
-    marks = [
-        fig.curve(10 * shown, excess.mean(0)[shown], colour, name, 2.5),
-        fig.expected(10 * shown, expected[10 * shown]),
-    ]
-    return mean(excess[:, -1]).near(what, float(expected[steps])), excess[:, -1], marks
+    excess, what = np.array(setting.sample(run, n, name, 0.12)), "excess loss relative to the start"
+    k = np.unique(np.geomspace(1, steps // 10, 60).astype(int))
+    marks = fig.averages(10 * k, excess[:, k], expected[10 * k], colour, name)
+    verdict = mean(excess[:, -1]).near(f"{what}, {steps} steps, {name}", float(expected[steps]))
+    return verdict, excess[:, -1], marks
 
 
 def measure(setting: Setting) -> Result:
@@ -149,10 +144,8 @@ def measure(setting: Setting) -> Result:
     verdicts = [exact(what, change_of_variable_error(setting), 1e-10)]
     setting.advance(0.04)
     left, middle, right = [natural_path()], [natural_path()], list[fig.Mark]()
-    samples: dict[str, Array] = {}
-    for (name, C, gamma, rate), colour in zip(
-        PRECONDITIONERS, (fig.BLUE, fig.ORANGE, fig.GREEN), strict=True
-    ):
+    samples, colours = dict[str, Array](), (fig.BLUE, fig.ORANGE, fig.GREEN)
+    for (name, C, gamma, rate), colour in zip(PRECONDITIONERS, colours, strict=True):
         verdict, samples[name], path = distances(setting, name, root(C), gamma)
         verdicts.append(verdict)
         _, rng = setting.generators(2, f"{name}, shown")
@@ -174,5 +167,5 @@ def measure(setting: Setting) -> Result:
             legend="lower left",
         ),
     ]  # fmt: skip
-    ratios = {"width_ratios": (1, 1, 1.25)}
-    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, ratios=ratios), samples)
+    layout = {"width_ratios": (1, 1, 1.25)}
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, layout=layout), samples)

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.figure import Figure
 from threadpoolctl import threadpool_limits
 
-import tangograd
+from tangograd import __version__ as VERSION
 from tangograd.files import replacing
 from tangograd.reproduction import figures, page
 from tangograd.reproduction.base import Claim, Result, Setting
@@ -51,48 +51,47 @@ def reproduce(
             and the other claims are listed as missing.
         advance: callback, called with a claim and the fraction of its work that was just done.
     """
-    done: list[Outcome] = []
+    results: dict[str, list[Verdict]] = {}
+    for claim in known:
+        if claim not in claims and (kept := _earlier(output / claim.name, seed, quick)):
+            results[claim.name] = kept
     for claim in claims:
         start = time.perf_counter()
         setting = Setting(claim.name, seed, quick, partial(advance, claim))
         with threadpool_limits(1, user_api="blas"):  # the claim runs two threads of its own
             result = claim.measure(setting)
-        done.append(Outcome(claim, result, time.perf_counter() - start))
+        outcome = Outcome(claim, result, time.perf_counter() - start)
         figure = Figure(figsize=result.picture.size, layout="constrained", dpi=150)  # type: ignore[arg-type]
         figures.draw(result.picture, figure)
         with replacing(output / f"{claim.name}.png") as draft:
             figure.savefig(draft)
         with replacing(output / f"{claim.name}.json") as draft:
-            draft.write_text(_as_json(done[-1], setting) + "\n", encoding="utf-8")
-        results = {o.claim.name: o.result for o in done}
-        for other in known:
-            if other.name not in {c.name for c in claims}:
-                earlier = _earlier(other, output, setting)
-                results |= {other.name: earlier} if earlier else {}
-        ordered = [c for c in known or claims if c.name in results]
-        sections = [(c, results[c.name], output / f"{c.name}.png") for c in ordered]
+            draft.write_text(_as_json(outcome, setting) + "\n", encoding="utf-8")
+        results[claim.name] = result.verdicts
+        sections = [
+            (c, results[c.name], output / f"{c.name}.png")
+            for c in known or claims
+            if c.name in results
+        ]
         left = [c.title for c in known or claims if c.name not in results]
         with replacing(output / "index.html") as draft:
             text = page.render(sections, left, seed=seed, quick=quick)
             draft.write_text(text, encoding="utf-8")
-        yield done[-1]
+        yield outcome
 
 
-def _earlier(claim: Claim, output: Path, setting: Setting) -> Result | None:
-    """Read the result of an earlier run with the same seed, length and version, if there is one."""
+def _earlier(path: Path, seed: int, quick: bool) -> list[Verdict] | None:
+    """Read the verdicts of an earlier run with the same seed, length and version, if any."""
     try:
-        kept = json.loads((output / f"{claim.name}.json").read_text(encoding="utf-8"))
-        same = (kept["tangograd"], kept["seed"], kept["quick"])
-        if same != (tangograd.__version__, setting.seed, setting.quick):
-            return None
-        (output / f"{claim.name}.png").stat()
+        kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        path.with_suffix(".png").stat()
+        same = kept["tangograd"], kept["seed"], kept["quick"]
         rows: list[dict[str, Any]] = [
             {key: math.nan if x is None else x for key, x in verdict.items()}
             for verdict in kept["verdicts"]
         ]
-        picture = figures.Picture.from_json(kept["picture"])
-        return Result([Verdict(**row) for row in rows], picture, kept["samples"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return [Verdict(**row) for row in rows] if same == (VERSION, seed, quick) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -108,23 +107,16 @@ def finite(x: Any) -> Any:
 
 
 def _as_json(outcome: Outcome, setting: Setting) -> str:
-    claim = outcome.claim
-    return json.dumps(
-        finite(
-            {
-                "claim": claim.name,
-                "title": claim.title,
-                "where": claim.where,
-                "tangograd": tangograd.__version__,
-                "seed": setting.seed,
-                "quick": setting.quick,
-                "seconds": round(outcome.seconds, 2),
-                "holds": outcome.result.holds,
-                "verdicts": [asdict(verdict) for verdict in outcome.result.verdicts],
-                "picture": asdict(outcome.result.picture),
-                "samples": outcome.result.samples,
-            }
-        ),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
+    claim, result = outcome.claim, outcome.result
+    contents = {
+        "claim": claim.name,
+        "title": claim.title,
+        "where": claim.where,
+        "tangograd": VERSION,
+        "seed": setting.seed,
+        "quick": setting.quick,
+        "seconds": round(outcome.seconds, 2),
+        "holds": result.holds,
+        **asdict(result),
+    }
+    return json.dumps(finite(contents), ensure_ascii=False, allow_nan=False)
