@@ -258,11 +258,6 @@ def test_median_distance_of_a_round_gaussian(monkeypatch):
     assert np.isclose(median, np.sqrt(dt * 2 * np.log(2)), rtol=1e-3)
 
 
-def test_thinned_keeps_the_ends_of_long_ways():
-    path = np.stack([np.linspace(0, 1, 1001), np.zeros(1001)], axis=1)
-    assert np.allclose(np.diff(model.thinned(path, 0.0995)[:, 0]), 0.1)
-
-
 def test_averaged_gradient_flow_by_steps():
     steps, gamma, dt = 2000, 0.01, 1e-4
     fast, theta = np.zeros(2), np.zeros(2)

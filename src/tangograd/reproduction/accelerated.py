@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -110,28 +109,14 @@ def _first_below(mode: Array) -> int:
     return int(np.argmax(below)) if below.any() else len(mode)
 
 
-def _counts(
-    setting: Setting, accelerated: bool, form: Callable[[float, Array], Array]
-) -> tuple[list[int], list[int]]:
-    """Count steps without noise to reduce the slowest mode, in runs and in the closed form."""
-    paths = setting.map(partial(_noise_free, accelerated), CONDITIONS, 0.1)
-    lengths = zip(CONDITIONS, map(len, paths), strict=True)
-    modes = [form(1 / condition, np.arange(float(n))) for condition, n in lengths]
-    return [_first_below(path[:, 2]) for path in paths], [_first_below(mode) for mode in modes]
+def _against_nesterov(path: Array, condition: float) -> float:
+    """Return the largest difference of a path without noise from Nesterov's method."""
+    h, beta = spectrum(condition), 1 - best_rate(1 / condition)
+    other = nesterov(path[0], lambda y, _: h * y, 1.0, beta, len(path) - 1)
+    return float(np.abs(path - other).max())
 
 
-def _difference_without_noise() -> float:
-    """Return the difference from Nesterov's method, over all conditions and steps, from size 1."""
-    errors = []
-    for condition in CONDITIONS:
-        path, h = _noise_free(True, condition), spectrum(condition)
-        beta = 1 - best_rate(1 / condition)
-        other = nesterov(path[0], lambda y, _, h=h: h * y, 1.0, beta, len(path) - 1)  # type: ignore[misc]
-        errors.append(float(np.abs(path - other).max()))
-    return max(errors)
-
-
-def _difference_with_noise(setting: Setting) -> float:
+def _against_noisy_nesterov(setting: Setting) -> float:
     """Return the difference from Nesterov's method with the paper's noise, over the start."""
     first, second = (setting.generators(1, "replayed")[0] for _ in range(2))
     path, beta = _noisy(True, 200, first, batch=8), 1 - best_rate(GAMMA / NOISY)
@@ -139,80 +124,61 @@ def _difference_with_noise(setting: Setting) -> float:
     return float(np.abs(path - other).max() / np.abs(path[0]).max())
 
 
-@dataclass(frozen=True)
-class Noisy:
-    """Many noisy runs: the excess loss relative to the start's, the slowest mode, and the mean."""
-
-    excess: Array
-    slowest: Array
-    expected: Array
-
-    @property
-    def target(self) -> int:
-        """The first step at which the expected excess loss is below a hundredth."""
-        return int(np.argmax(self.expected < 0.01))
-
-    @property
-    def level(self) -> float:
-        """The expected level of noise."""
-        return float(self.expected[LEVEL:].mean())
-
-
-def _noisy_runs(setting: Setting, accelerated: bool) -> Noisy:
-    """Run on noisy batches, and compute the expected excess loss."""
-    h, steps, n = spectrum(NOISY), 2000, 20 if setting.quick else 100
-    run = partial(_noisy, accelerated, steps, batch=BATCH)
-    paths = np.array(setting.sample(run, n, f"noisy {accelerated}", 0.38))
-    options = {"dt": best_rate(GAMMA / NOISY), "batch": BATCH, "accelerated": accelerated}
-    regression = Regression.gaussian(h, noise=NOISE)
-    expected = regression.excess(1 / np.sqrt(h), gamma=GAMMA, steps=steps, **options)
-    return Noisy(paths**2 @ h / len(h), paths[:, :, 2] * np.sqrt(h[2]), expected)
-
-
 def measure(setting: Setting) -> Result:
     """Test paths without noise against closed forms, and with noise against expectations."""
-    plain, plain_expected = _counts(setting, False, plain_mode)
-    fast, fast_expected = _counts(setting, True, accelerated_mode)
-    without, replayed = _difference_without_noise(), _difference_with_noise(setting)
+    plain, fast = (
+        setting.map(partial(_noise_free, accelerated), CONDITIONS, 0.1)
+        for accelerated in (False, True)
+    )
+    counts = [[_first_below(path[:, 2]) for path in paths] for paths in (plain, fast)]
+    closed = [
+        [
+            _first_below(mode(1 / condition, np.arange(float(len(path)))))
+            for condition, path in zip(CONDITIONS, paths, strict=True)
+        ]
+        for mode, paths in ((plain_mode, plain), (accelerated_mode, fast))
+    ]
+    without = max(map(_against_nesterov, fast, CONDITIONS))
     setting.advance(0.04)
-    tangos, quick = (_noisy_runs(setting, accelerated) for accelerated in (False, True))
-    ratio, expected = plain[-1] / fast[-1], plain_expected[-1] / fast_expected[-1]
-    one_step = expected / fast_expected[-1]  # where rounding decides
-    slowest = float(accelerated_mode(GAMMA / NOISY, np.array(quick.target)))
-    what = f"mean of the slowest mode after {quick.target} noisy accelerated steps"
+    ratio, expected = (x[0][-1] / x[1][-1] for x in (counts, closed))
+    one_step = expected / closed[1][-1]  # where rounding decides
+    what = f"steps of TANGO for one accelerated step, κ={CONDITIONS[-1]}"
+    replayed = _against_noisy_nesterov(setting)
     verdicts = [
         exact("accelerated TANGO minus Nesterov's method, no noise", without, 1e-12),
         exact("the same on noisy batches, with the paper's additional noise", replayed, 1e-11),
-        number(ratio).near(
-            f"steps of TANGO for one accelerated step, κ={CONDITIONS[-1]}",
-            expected,
-            within=one_step,
-        ),
-        mean(quick.slowest[:, quick.target]).near(what, slowest),
+        number(ratio).near(what, expected, within=one_step),
     ]
-    for name, runs in (("accelerated", quick), ("TANGO", tangos)):
-        what = f"excess loss relative to the start, after {runs.target} noisy steps, {name}"
-        at_target = mean(runs.excess[:, runs.target])
-        verdicts.append(at_target.near(what, float(runs.expected[runs.target])))
+    h, steps, n = spectrum(NOISY), 2000, 20 if setting.quick else 100
+    regression, rate = Regression.gaussian(h, noise=NOISE), best_rate(GAMMA / NOISY)
+    k, right = np.unique(np.geomspace(1, steps, 60).astype(int)), list[fig.Mark]()
+    levels, at_targets, samples = [], [], dict[str, Array]()
+    for name, colour in (("TANGO", fig.BLUE), ("accelerated", fig.ORANGE)):
+        accelerated = name == "accelerated"
+        run = partial(_noisy, accelerated, steps, batch=BATCH)
+        paths = np.array(setting.sample(run, n, f"noisy {accelerated}", 0.38))
+        options = {"dt": rate, "batch": BATCH, "accelerated": accelerated, "steps": steps}
+        exactly = regression.excess(1 / np.sqrt(h), gamma=GAMMA, **options)
+        excess, target = paths**2 @ h / len(h), int(np.argmax(exactly < 0.01))
+        samples[name] = excess[:, target]
+        what = f"excess loss relative to the start, after {target} noisy steps, {name}"
+        at_targets.append(mean(samples[name]).near(what, float(exactly[target])))
+        levels.append(float(exactly[LEVEL:].mean()))
+        right += fig.averages(k, excess[:, k], exactly[k], colour)
+    what = f"mean of the slowest mode after {target} noisy accelerated steps"
+    slowest = float(accelerated_mode(GAMMA / NOISY, np.array(target)))
+    verdicts.append(mean(paths[:, target, 2] * np.sqrt(h[2])).near(what, slowest))
     what = "final level of noise, accelerated, in units of TANGO's"
-    levels = mean(quick.excess[:, LEVEL:].mean(1) / tangos.level)
-    verdicts.append(levels.near(what, quick.level / tangos.level))
-
-    k, right = np.unique(np.geomspace(1, 2000, 60).astype(int)), list[fig.Mark]()
-    for runs, colour in ((tangos, fig.BLUE), (quick, fig.ORANGE)):
-        right += fig.averages(k, runs.excess[:, k], runs.expected[k], colour)
+    level = mean(excess[:, LEVEL:].mean(1) / levels[0])
+    verdicts += [*at_targets[::-1], level.near(what, levels[1] / levels[0])]
     left = fig.panel(
-        fig.curve(CONDITIONS, plain_expected, fig.GREY, width=1.2),
-        fig.curve(CONDITIONS, fast_expected, fig.GREY, "exact, no noise", 1.2),
-        fig.points(CONDITIONS, plain, fig.BLUE, "TANGO"),
-        fig.points(CONDITIONS, fast, fig.ORANGE, "accelerated", marker="s"),
+        fig.curve(CONDITIONS, closed[0], fig.GREY, width=1.2),
+        fig.curve(CONDITIONS, closed[1], fig.GREY, "exact, no noise", 1.2),
+        fig.points(CONDITIONS, counts[0], fig.BLUE, "TANGO"),
+        fig.points(CONDITIONS, counts[1], fig.ORANGE, "accelerated", marker="s"),
         fig.expected([], [], "exact mean, with noise"), log="xy", xlabel="condition number κ",
         title="Without noise", ylabel=f"steps to {REDUCTION:g} of the error",
     )  # fmt: skip
     title, ylabel = f"With noise, κ = {NOISY:g}", "excess loss / initial"
     panels = [left, fig.panel(*right, log="y", xlabel="step", title=title, ylabel=ylabel)]
-    samples = {
-        name: runs.excess[:, runs.target]
-        for name, runs in (("tango", tangos), ("accelerated", quick))
-    }
     return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=4), samples)

@@ -20,18 +20,12 @@ Array = NDArray[np.float64]
 
 @dataclass
 class Setting:
-    """The conditions under which a claim is measured.
+    """The conditions under which a claim is measured."""
 
-    Attributes:
-        name: name of the claim; its random numbers depend on the name and the seed alone.
-        seed: the user's seed.
-        quick: whether to draw fewer samples.
-        advance: callback, called with the fraction of the claim's work that was just done.
-    """
-
-    name: str
+    name: str  # of the claim; its random numbers depend on the name and the seed alone
     seed: int = 0
-    quick: bool = False
+    quick: bool = False  # whether to draw fewer samples
+    #: Callback, called with the fraction of the claim's work that was just done.
     advance: Callable[[float], None] = field(default=lambda _: None)
 
     def generators(self, n: int, what: str = "") -> list[np.random.Generator]:
@@ -40,10 +34,9 @@ class Setting:
         return [np.random.default_rng(s) for s in np.random.SeedSequence([self.seed, key]).spawn(n)]
 
     def map(self, run: Callable[[Any], T], over: Iterable[Any], share: float) -> list[T]:
-        """Return ``[run(x) for x in over]``, computed by two threads.
+        """Return ``[run(x) for x in over]``, a share of the claim's work, computed by two threads.
 
-        The kernels release the interpreter's lock, so this uses two cores. ``share`` is the
-        fraction of the claim's work that is done here.
+        The kernels release the interpreter's lock, so this uses two cores.
         """
         items = list(over)
 

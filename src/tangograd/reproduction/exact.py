@@ -67,18 +67,13 @@ def cubature(d: int) -> tuple[Array, Array]:
 class Law:
     """The joint distribution of g and F̂: points and weights of ``(g, g̃)``, and how a batch is used.
 
-    Attributes:
-        g: gradients on data, shape (n, d).
-        g_tilde: gradients on pseudo-samples, shape (n, d).
-        weights: weights of the points, shape (n,).
-        batch: the batch size B; g is the mean over the batch.
-        rank_one: whether ``F̂ = B ḡ̃ḡ̃ᵀ``, ḡ̃ the mean of g̃ over the batch (with ``E g̃ = 0``),
-            instead of the mean of ``g̃g̃ᵀ``.
+    g is the mean over the batch, and so is F̂ of ``g̃g̃ᵀ``; or, with ``rank_one`` and ``E g̃ = 0``,
+    F̂ is B times the outer product of the mean of g̃.
     """
 
-    g: Array
-    g_tilde: Array
-    weights: Array
+    g: Array  # gradients on data, shape (n, d)
+    g_tilde: Array  # gradients on pseudo-samples, shape (n, d)
+    weights: Array  # shape (n,)
     batch: int = 1
     rank_one: bool = False
 
@@ -130,9 +125,8 @@ class Law:
     def sandwich(self, S: Array) -> Array:
         """Return ``E[F̂ S F̂]`` for a symmetric S.
 
-        For a mean over the batch it is ``K(S)/B + (1-1/B) FSF`` with ``K(S) = E[g̃g̃ᵀ S g̃g̃ᵀ]``. For
-        rank one, ``B ḡ̃ḡ̃ᵀ = Σ g̃_i g̃_jᵀ/B``, the pairs of equal indices also give
-        ``(1-1/B)(FSF + tr(SF) F)``.
+        It is ``K(S)/B + (1-1/B) FSF`` with ``K(S) = E[g̃g̃ᵀ S g̃g̃ᵀ]``. For rank one, the pairs of
+        equal indices in ``B ḡ̃ḡ̃ᵀ = Σ g̃_i g̃_jᵀ/B`` also give ``(1-1/B)(FSF + tr(SF) F)``.
         """
         F, one = self.fisher, 1 / self.batch
         along = (self.g_tilde @ S * self.g_tilde).sum(1)
@@ -154,8 +148,8 @@ class Law:
 
         ``E[P S P] = S - γ L(S) + γ² Q(S)`` with ``L(S) = FS + SF``, ``Q(S) = E[F̂ S F̂]``, both
         positive on symmetric matrices, and the map keeps positive matrices positive, so that its
-        radius is its largest eigenvalue: it passes 1 at ``γ = 1/λ_max(L⁻¹ Q)``. As ``Q(I) ≼ R² F``
-        and by taking ``S = I``, that is between ``2/R²`` and ``2 E‖g̃‖²/E‖g̃‖⁴``.
+        radius is its largest eigenvalue: it passes 1 at ``γ = 1/λ_max(L⁻¹ Q)``, which is between
+        ``2/R²`` (as ``Q(I) ≼ R² F``) and ``2 E‖g̃‖²/E‖g̃‖⁴`` (by taking ``S = I``).
         """
         return float(1 / eigh(self.quadratic, self._L, eigvals_only=True)[-1])
 
@@ -184,11 +178,7 @@ class Law:
         return float(np.abs(np.linalg.eigvals(self.propagator(gamma, dt))).max())
 
     def second_moment(self, gamma: float, dt: float = 0.0) -> Array:
-        """Return the stationary ``E vvᵀ``.
-
-        Raises:
-            ValueError: if it is infinite.
-        """
+        """Return the stationary ``E vvᵀ``; raise :class:`ValueError` if it is infinite."""
         if self.radius(gamma, dt) >= 1:
             raise ValueError(f"the second moment of v is infinite at gamma={gamma}")
         d, m, one = len(self.gradient), self.limit(gamma, dt), 1 / self.batch
@@ -256,20 +246,12 @@ def coin_law(p: float, q: float) -> Law:
 
 @dataclass(frozen=True)
 class Regression:
-    """A linear regression ``y ~ N(⟨x, θ⟩, σ²)``: points and weights of one sample.
+    """A linear regression ``y ~ N(⟨x, θ⟩, σ²)``: points and weights of one sample."""
 
-    Attributes:
-        x: features, shape (n, d).
-        noise: ``y - ⟨x, θ*⟩``, shape (n,).
-        factor: ``g̃ = factor · x``, shape (n,).
-        weights: weights of the points, shape (n,).
-        sigma: σ.
-    """
-
-    x: Array
-    noise: Array
-    factor: Array
-    weights: Array
+    x: Array  # features, shape (n, d)
+    noise: Array  # y - ⟨x, θ*⟩, shape (n,)
+    factor: Array  # g̃ = factor · x, shape (n,)
+    weights: Array  # shape (n,)
     sigma: float = 1.0
 
     @classmethod

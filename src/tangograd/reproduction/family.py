@@ -73,8 +73,7 @@ def measure(setting: Setting) -> Result:
         if dt in DRAWN:
             name = f"δt = {dt:g}" + (" (SGD)" if dt == 1 else "")
             middle = runs[int(np.argsort(peaks[dt])[n // 2])]
-            shown = half_plane(gaussian.thinned(middle, apart=0.05))
-            paths.append(fig.path(shown, COLOURS[len(paths)], name))
+            paths.append(fig.path(half_plane(middle), COLOURS[len(paths)], name))
     what = f"largest difference of δt = 1 from SGD, {STEPS} steps"
     verdicts = [exact(what, max(difference for difference, _ in compared), 1e-12)]
     what = f"median ratio of the distances from SGD, δt = {NEAR_SGD[0]} to {NEAR_SGD[1]}"

@@ -42,21 +42,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure.
+    """A figure."""
 
-    Attributes:
-        panels: row by row.
-        size: width and height in inches; 8 wide is readable in a README.
-        legend: number of columns of the legend below the panels, 0 for none.
-        rows: number of rows.
-        layout: relative sizes and shared axes, as in ``plt.subplots``.
-    """
-
-    panels: Sequence[Panel]
-    size: Sequence[float] = (8.0, 4.5)
-    legend: int = 0
+    panels: Sequence[Panel]  # row by row
+    size: Sequence[float] = (8.0, 4.5)  # in inches; 8 wide is readable in a README
+    legend: int = 0  # number of columns of the legend below the panels, 0 for none
     rows: int = 1
-    layout: dict[str, Any] = field(default_factory=dict)
+    layout: dict[str, Any] = field(default_factory=dict)  # as in ``plt.subplots``
 
 
 def curve(
@@ -83,10 +75,20 @@ def expected(x: ArrayLike, y: ArrayLike, label: str | None = None) -> Mark:
     return curve(x, y, BLACK, label, 1.0, ":")
 
 
-def path(rows: ArrayLike, colour: str, label: str | None = None, width: float = 1.4) -> Mark:
-    """Return the path through rows (x, y), rounded; paths wider than 4 are pale."""
-    x, y = np.asarray(rows, np.float64).T.round(4)
-    return curve(x, y, colour, label, width, alpha=0.45 if width > 4 else 1.0)
+def path(
+    rows: ArrayLike, colour: str, label: str | None = None, width: float = 1.4, style: str = "-"
+) -> Mark:
+    """Return the path through rows (x, y), without points nearer than 0.02 to the last one.
+
+    Paths wider than 4 are pale.
+    """
+    first, *others = np.asarray(rows, np.float64).round(4)
+    kept = [first]
+    for point in others:
+        if np.abs(point - kept[-1]).max() >= 0.02:
+            kept.append(point)
+    x, y = np.transpose(kept)
+    return curve(x, y, colour, label, width, style, 0.45 if width > 4 else 1.0)
 
 
 def points(

@@ -21,6 +21,7 @@ OFFSET, RHO, NOISE, C = (0.3, -0.2, 0.15), 0.6, 0.3, np.array([1.0, 2.0, 0.5])
 GAMMA = DT = 0.03
 # Speed and fluctuations: F = I, the gradient and the noise of size 1, no damping.
 DIMENSIONS, DIMENSION, BATCHES = (2, 8, 32), 8, (1, 4, 16, 64)
+CHECKED = 16
 #: The Fisher estimates: name, kind of g̃, and whether a batch gives one outer product.
 KINDS = {
     "sampled": (SAMPLED, False),
@@ -41,16 +42,6 @@ def estimate(
     return Example(name, law, delta, (kind, rho, noise), correlated_regression)
 
 
-def exact_steps(example: Example) -> float:
-    """Return the steps in which the mean of v forgets its start at ``γ = 1/R²``, ``R²/λ``.
-
-    λ is the eigenvalue of ``E F̂`` in the direction of ``E g``, for uncorrelated features.
-    """
-    law = example.law
-    along = law.gradient @ law.fisher @ law.gradient / (law.gradient @ law.gradient)
-    return float(law.R2 / along)
-
-
 def _averages(setting: Setting, example: Example, share: float) -> Array:
     """Return averages of v over long runs from 0, one row a run."""
     n, steps = (40, 5_000) if setting.quick else (60, 50_000)
@@ -62,31 +53,19 @@ def _averages(setting: Setting, example: Example, share: float) -> Array:
     return np.stack(setting.sample(one, n, example.title, share))
 
 
-def _remaining(
-    setting: Setting, d: int, colour: str, share: float
-) -> tuple[list[fig.Mark], list[float], float]:
-    """Return what the mean of v lacks of m after k steps at ``γ = 1/R²``: ``(1-γ)^k`` for F = I.
-
-    Marks of the picture, samples after R² steps, and their exact mean.
-    """
-    example, n = estimate("sampled", np.eye(d)[0]), 200 if setting.quick else 1000
-    R2 = example.law.R2
+def _remaining(setting: Setting, example: Example) -> tuple[Array, Array]:
+    """Return what the mean of v lacks of m after k steps at ``γ = 1/R²``, in runs and exactly."""
+    n, d, R2 = 200 if setting.quick else 1000, len(example.law.gradient), example.law.R2
     steps = round(3 * R2)
 
     def one(rng: np.random.Generator) -> Array:
         return np.asarray(1 - example.run(1 / R2, steps, rng, records=steps).v[:, 0])
 
-    paths = np.stack(setting.sample(one, n, f"dimension {d}", share))
-    exactly = 1 - example.law.means(1 / R2, steps)[:, 0]
-    shown = np.unique(np.geomspace(1, steps, 9).round().astype(int))
-    marks = [
-        fig.exact(range(1, steps + 1), exactly[1:], colour),
-        fig.means(shown, paths[:, shown].T, colour, f"d = {d}"),
-    ]
-    return marks, paths[:, round(R2)].tolist(), float(exactly[round(R2)])
+    paths = np.stack(setting.sample(one, n, f"dimension {d}", 0.03))
+    return paths, 1 - example.law.means(1 / R2, steps)[:, 0]
 
 
-def _noise(setting: Setting, example: Example, share: float) -> list[float]:
+def _noise(setting: Setting, example: Example) -> list[float]:
     """Measure the fluctuations of one estimate at ``γ = 1/R²``, for one batch size."""
     n, forgets = (30, 100) if setting.quick else (60, 400)
     law, batch = example.law, example.law.batch
@@ -98,25 +77,7 @@ def _noise(setting: Setting, example: Example, share: float) -> list[float]:
         v = example.run(gamma, steps, rng, records=steps).v[steps * 10 // (forgets + 10) :]
         return float(((v - m) ** 2).sum(1).mean() / (m @ m))
 
-    return setting.sample(one, n, f"{example.title} {batch}", share)
-
-
-def _trade(name: str, colour: str, samples: list[list[float]]) -> list[fig.Mark]:
-    """Return fluctuations over the steps to forget of one estimate: exact, and measured."""
-    examples = {
-        int(B): estimate(name, np.eye(DIMENSION)[0], int(B))
-        for B in np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
-    }
-    pace = {B: exact_steps(e) for B, e in examples.items()}
-    noise = [e.law.fluctuation(1 / e.law.R2) for e in examples.values()]
-    x = [pace[B] for B in BATCHES]
-    marks = [fig.exact(list(pace.values()), noise, colour), fig.means(x, samples, colour, name)]
-    if name == "sampled":
-        marks += [
-            fig.text(a, 1.1 * float(np.mean(y)), f"{B}", colour, ha="right", fontsize=8)
-            for B, a, y in zip(BATCHES, x, samples, strict=True)
-        ]
-    return marks
+    return setting.sample(one, n, f"{example.title} {batch}", 0.5 / 16)
 
 
 def _path(setting: Setting) -> fig.Panel:
@@ -156,24 +117,25 @@ def measure(setting: Setting) -> Result:
     verdicts.append(mean(np.mean(distances, axis=0)).near(what, 0.0))
     shades, middle = ("#a0a0a0", fig.GREY, fig.BLACK), list[fig.Mark]()
     for d, colour in zip(DIMENSIONS, shades, strict=True):
-        marks, lacking, exactly = _remaining(setting, d, colour, 0.09 / 3)
-        middle += marks
-    examples = {
-        (B, name): estimate(name, np.eye(DIMENSION)[0], B) for B in BATCHES for name in KINDS
-    }
-    noise = {key: _noise(setting, example, 0.5 / 16) for key, example in examples.items()}
-    R2 = estimate("sampled", np.eye(DIMENSIONS[-1])[0]).law.R2
-    what = f"what the mean of v lacks after R² = {R2:.0f} steps, d = {DIMENSIONS[-1]}"
-    verdicts.append(mean(lacking).near(what, exactly))
-    for key in ((16, "sampled"), (16, "rank one")):
-        law, what = examples[key].law, f"E‖v-m‖²/‖m‖² at γ = 1/R², {key[1]}, B = {key[0]}"
-        verdicts.append(near_mean(noise[key], what, law.fluctuation(1 / law.R2)))
-    samples["noise"] = [[*key, found] for key, found in noise.items()]
-    right = [
-        mark
-        for name, colour in zip(KINDS, (fig.BLUE, fig.GREEN, fig.PURPLE, fig.ORANGE), strict=True)
-        for mark in _trade(name, colour, [noise[B, name] for B in BATCHES])
-    ]
+        example = estimate("sampled", np.eye(d)[0])
+        lacking, exactly = _remaining(setting, example)
+        k = np.unique(np.geomspace(1, len(exactly) - 1, 9).round().astype(int))
+        middle.append(fig.exact(range(1, len(exactly)), exactly[1:], colour))
+        middle.append(fig.means(k, lacking[:, k].T, colour, f"d = {d}"))
+    after = int(example.law.R2 + 0.5)
+    what = f"what the mean of v lacks after R² = {after} steps, d = {DIMENSIONS[-1]}"
+    verdicts.append(mean(lacking[:, after]).near(what, float(exactly[after])))
+    right, B = list[fig.Mark](), np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
+    for name, colour in zip(KINDS, (fig.BLUE, fig.GREEN, fig.PURPLE, fig.ORANGE), strict=True):
+        examples = {b: estimate(name, np.eye(DIMENSION)[0], int(b)) for b in B}
+        noise = {b: _noise(setting, examples[b]) for b in BATCHES}
+        known = {b: e.law.fluctuation(1 / e.law.R2) for b, e in examples.items()}
+        right.append(fig.exact(B, list(known.values()), colour))
+        right.append(fig.means(BATCHES, list(noise.values()), colour, name))
+        samples[f"noise, {name}"] = noise
+        if name in ("sampled", "rank one"):
+            what = f"E‖v-m‖²/‖m‖² at γ = 1/R², {name}, B = {CHECKED}"
+            verdicts.append(near_mean(noise[CHECKED], what, known[CHECKED]))
     panels = [
         _path(setting),
         fig.panel(
@@ -181,8 +143,8 @@ def measure(setting: Setting) -> Result:
             legend="lower left",
         ),
         fig.panel(
-            *right, title="noise over time to\nforget, B = 1 … 64", log="xy", ylim=(0.08, 1.5),
-            xlabel="steps to forget", ylabel="E‖v-m‖²/‖m‖²", legend="lower right",
+            *right, title="E‖v-m‖²/‖m‖²\nat γ = 1/R²", log="xy", ylim=(0.08, 1.5),
+            xlabel="batch size B", legend="lower left", xticks=BATCHES, xticklabels=BATCHES,
         ),
     ]  # fmt: skip
     picture = fig.Picture(panels, (8.0, 3.8), layout={"width_ratios": (1, 1, 1.15)})

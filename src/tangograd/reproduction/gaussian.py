@@ -63,15 +63,6 @@ def deviation(path: Array) -> float:
     return float(np.abs(np.hypot(path[:, 0] - M / 2, path[:, 1]) - math.sqrt(26)).max())
 
 
-def thinned(path: Array, apart: float = 0.02) -> Array:
-    """Return a path for a picture, without points that are nearer than that to the last one."""
-    kept = [path[0]]
-    for point in path[1:]:
-        if np.abs(point - kept[-1]).max() >= apart:
-            kept.append(point)
-    return np.array(kept)
-
-
 def natural_gradient(theta: Array, mean: float = M) -> Array:
     """Return ``f``."""
     a, p = mean - theta[0], math.exp(-2 * theta[1])
@@ -203,10 +194,7 @@ def moments(
         noisy: whether gradients and Fisher matrices are sampled; if not, P = 0.
         curvature: whether D²h is used; its effect bounds that of the terms left out.
         damped: whether v has TANGO's factors 1-δt, which the paper's proposition leaves out.
-        records: number of times, evenly over the steps, at which the mean is recorded.
-
-    Returns:
-        The means at the start and at the records, and the covariance at the end.
+        records: means are returned for the start and so many times; P for the end.
     """
     path, keep = np.zeros((records + 1, 2)), 1 - dt if damped else 1.0
     P: Array = _moments(gamma, dt, steps, noisy, curvature, keep, path)

@@ -13,7 +13,7 @@ from tangograd.reproduction.base import Array, Result, Setting
 from tangograd.reproduction.gaussian import Coordinates, half_plane
 from tangograd.reproduction.models import AFFINE, NATURAL, STANDARD
 from tangograd.reproduction.preconditioning import MEAN, distances, natural_path, run_in
-from tangograd.reproduction.verdicts import Verdict, exact, quantile
+from tangograd.reproduction.verdicts import exact, quantile
 
 SHEAR = ((1.0, 1.0), (0.0, 1.0))
 #: Coordinates, γ (leaving velocities their fourth moment), SGD's rate and its time in the picture.
@@ -46,24 +46,6 @@ def linear_error(setting: Setting) -> float:
     return float(np.abs(plain - turned).max())
 
 
-def _sgd(
-    setting: Setting, coordinates: Coordinates, rate: float, time: float
-) -> tuple[Verdict, list[float], Array, Array]:
-    """Run SGD, which is TANGO at δt = 1, up to the gradient flow's largest σ²."""
-    name, limit = coordinates.name, gaussian.gradient_flow(time, MEAN, coordinates.jacobian)
-    at, expected = peak(limit)
-    run = partial(run_in, coordinates, rate, round(at / rate), dt=1.0)
-    paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
-    what = f"median σ² of SGD where its flow has the peak, {name}"
-    # the bias of SGD is of the order of its relative variance, 0.02² or less
-    found = [float(np.exp(2 * path[-1, 1])) for path in paths]
-    verdict = quantile(found).near(what, expected, within=0.01 * expected)
-    (rng,) = setting.generators(1, f"{name}, SGD shown")
-    shown = run_in(coordinates, rate, round(time / rate), rng, dt=1.0, records=5000)
-    limit = half_plane(gaussian.thinned(limit[:, 1:3]))
-    return verdict, found, half_plane(gaussian.thinned(shown)), limit
-
-
 def measure(setting: Setting) -> Result:
     """Test TANGO in four coordinates against the natural gradient, SGD against its own limits."""
     what = "TANGO in (μ, ln σ) minus that in turned coordinates, C turned too"
@@ -71,13 +53,23 @@ def measure(setting: Setting) -> Result:
     setting.advance(0.04)
     left, right, samples = [natural_path()], [natural_path()], dict[str, Any]()
     for (where, gamma, rate, time), colour in zip(COORDINATES, COLOURS, strict=True):
-        verdict, near, path = distances(setting, where.name, where, gamma)
+        name, label = where.name, f"in {where.name}"
+        verdict, near, path = distances(setting, name, where, gamma)
         verdicts.append(verdict)
-        right.append(fig.path(path, colour, f"in {where.name}"))
-        verdict, squares, path, limit = _sgd(setting, where, rate, time)
-        samples[where.name] = {"distances": near, "peaks": squares}
-        peaks.append(verdict)
-        left += [fig.path(path, colour, f"in {where.name}"), fig.expected(*limit.T)]
+        right.append(fig.path(path, colour, label))
+        limit = gaussian.gradient_flow(time, MEAN, where.jacobian)
+        at, expected = peak(limit)
+        run = partial(run_in, where, rate, round(at / rate), dt=1.0)  # SGD, up to the peak
+        paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
+        squares = [float(np.exp(2 * path[-1, 1])) for path in paths]
+        what = f"median σ² of SGD where its flow has the peak, {name}"
+        # the bias of SGD is of the order of its relative variance, 0.02² or less
+        peaks.append(quantile(squares).near(what, expected, within=0.01 * expected))
+        samples[name] = {"distances": near, "peaks": squares}
+        (rng,) = setting.generators(1, f"{name}, SGD shown")
+        shown = run_in(where, rate, round(time / rate), rng, dt=1.0, records=5000)
+        left.append(fig.path(half_plane(shown), colour, label))
+        left.append(fig.path(half_plane(limit[:, 1:3]), fig.BLACK, width=1, style=":"))
     left.append(fig.expected([], [], "SGD's limit in each"))
     half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}
     ends = fig.ends((0, 1), (3, 1))

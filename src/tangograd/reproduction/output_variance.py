@@ -23,17 +23,13 @@ NOISE = 0.5  # the actual mean square error at the optimum is NOISE²
 FACTORS = (0.1, 1.0, 10.0)  # of σ² to that
 DT, STEPS, LOOK, DIVERGED = 0.01, 400, 200, 1e6
 OFFSET, LONG = 1000, 20_000  # δt_k = 1/(OFFSET + k) in the long runs
+FIXED = float(NOISE**2 / (3 * D.sum()))  # 1/(3 E‖g̃‖²), the paper's rule, right for σ² = MSE
 FAR, NEAR = 1.0, 0.002  # what every direction adds to the mean square error at the start, of MSE
 
 
 def start(share: float) -> Array:
     """Return errors of θ that add ``share`` × MSE to the mean square error in every direction."""
     return np.asarray(math.sqrt(share) * NOISE / SCALES)
-
-
-def fixed_gamma() -> float:
-    """Return ``1/(3 E‖g̃‖²)``, the paper's rule for Gaussian g̃, right for σ² = MSE."""
-    return float(NOISE**2 / (3 * D.sum()))
 
 
 def empirical_gamma(factor: float) -> float:
@@ -49,7 +45,7 @@ def expected_fixed(factor: float) -> Array:
     """Return the exact mean excess loss, relative to the start's, at fixed γ and δt."""
     sigma = NOISE * math.sqrt(factor)
     regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
-    return regression.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
+    return regression.excess(start(FAR), gamma=FIXED, dt=DT, steps=STEPS)
 
 
 def expected_squares(factor: float) -> Array:
@@ -62,10 +58,8 @@ def expected_squares(factor: float) -> Array:
     """
     regression = Regression.gaussian(D, noise=NOISE, sigma=NOISE * math.sqrt(factor))
     regression = replace(regression, factor=regression.factor / math.sqrt(factor))
-    gamma, d = empirical_gamma(factor), len(D)
-    path = regression.path(
-        start(NEAR), gamma=gamma, dt=1 / (OFFSET + np.arange(LONG + 1.0)), steps=LONG
-    )
+    gamma, d, dt = empirical_gamma(factor), len(D), 1 / (OFFSET + np.arange(LONG + 1.0))
+    path = regression.path(start(NEAR), gamma=gamma, dt=dt, steps=LONG)
     return np.asarray(path[:, range(d, 2 * d), range(d, 2 * d)])
 
 
@@ -87,7 +81,7 @@ def rescaling_error(setting: Setting) -> float:
     options: dict[str, Any] = {"theta": start, "dt": DT, "steps": 2000, "records": 2000}
     for kind, factor in product((SAMPLED, EXPECTED), FACTORS):
         (rng,) = setting.generators(1, "rescaled")  # the same random numbers
-        gamma = factor * fixed_gamma() / 3  # pseudo-samples have three times the kurtosis
+        gamma = factor * FIXED / 3  # pseudo-samples have three times the kurtosis
         paths[kind, factor] = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options).theta
     errors = (np.abs(path - paths[kind, 1.0]).max() for (kind, _), path in paths.items())
     return float(max(errors) / np.abs(paths[SAMPLED, 1.0]).max())
@@ -96,7 +90,7 @@ def rescaling_error(setting: Setting) -> float:
 def _fixed(setting: Setting, factor: float) -> tuple[Array, list[float]]:
     """Run at fixed γ; return the excess loss relative to the start's, and the largest velocity."""
     steps, n = LOOK if factor < 1 else STEPS, 300 if setting.quick else 1000
-    options: dict[str, Any] = {"gamma": fixed_gamma(), "dt": DT, "steps": steps}
+    options: dict[str, Any] = {"gamma": FIXED, "dt": DT, "steps": steps}
     run = partial(_run, EXPECTED, factor, theta=start(FAR), records=steps // 5, **options)
     runs = setting.sample(run, n, f"fixed {factor}", 0.05)
     excess = np.array([r.theta for r in runs]) ** 2 @ D / (len(D) * FAR * NOISE**2)
@@ -120,12 +114,11 @@ def efficiency(factor: float, errors: Array, squares: Array) -> Verdict:
     level = float(squares[-1] @ D / NOISE**2) * LONG / len(D)
     scaled = errors[:, -1] / np.sqrt(squares[-1])
     relative = mean((scaled**2).mean(1)) if factor < 0.5 else mean_square(scaled)
-    estimate, low, high = (level * x for x in (relative.estimate, relative.low, relative.high))
+    ends = (level * x for x in (relative.estimate, relative.low, relative.high))
     what = f"excess loss over Cramér-Rao's, g̃ = g, {name(factor)}"
     # the expectation takes g gᵀ as at the optimum; with q = eᵀDe/MSE it is larger by 1+3q along e,
     # which delays ln q by at most 3 q_0
-    interval = Interval(estimate, low, high, len(errors))
-    return interval.near(what, level, within=3 * len(D) * NEAR * level)
+    return Interval(*ends, len(errors)).near(what, level, within=3 * len(D) * NEAR * level)
 
 
 def name(factor: float) -> str:
@@ -148,9 +141,8 @@ def measure(setting: Setting) -> Result:
         else:
             left += fig.averages(steps, excess, exactly[steps], colour, name(factor))
             at_look = samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
-            what = (
-                f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
-            )
+            words = f"after {LOOK} steps at fixed γ, {name(factor)}"
+            what = f"excess loss relative to the start, {words}"
             fixed.append(mean(at_look).near(what, float(exactly[LOOK])))
         errors, squares = _empirical(setting, factor), expected_squares(factor)
         samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]

@@ -68,14 +68,7 @@ def render(
     seed: int,
     quick: bool,
 ) -> str:
-    """Return the page as text.
-
-    Args:
-        sections: claims with their verdicts and the files of their pictures.
-        left: titles of claims that are not measured.
-        seed: seed of the run.
-        quick: whether it was a quick run.
-    """
+    """Return the page: claims with verdicts and pictures, and titles of claims without."""
     holding = sum(_hold(verdicts) for _, verdicts, _ in sections)
     kind = "the quick version, with wider intervals" if quick else "the full version"
     contents = "".join(

@@ -87,7 +87,7 @@ def distances(
     verdict = quantile(found).near(what, expected, within=0.1 * expected)
     rng, *_ = setting.generators(2, f"{name}, shown")
     path = run_in(coordinates, gamma, round(LONG_TIME / DT), rng, records=1000)
-    return verdict, found, half_plane(gaussian.thinned(path))
+    return verdict, found, half_plane(path)
 
 
 def natural_path() -> fig.Mark:
@@ -150,7 +150,7 @@ def measure(setting: Setting) -> Result:
         verdicts.append(verdict)
         _, rng = setting.generators(2, f"{name}, shown")
         sgd = run_in(root(C), rate, 200_000, rng, dt=1.0, records=5000)  # TANGO at δt = 1
-        left.append(fig.path(half_plane(gaussian.thinned(sgd)), colour, name))
+        left.append(fig.path(half_plane(sgd), colour, name))
         middle.append(fig.path(path, colour, name))
     for choice, colour in zip(learned(setting), (fig.RED, fig.PURPLE, fig.SKY), strict=True):
         verdict, samples[choice[0]], marks = _speed(setting, *choice, colour)

@@ -32,17 +32,12 @@ def _regression(rng: np.random.Generator) -> Run:
 
 
 class Averaged(NamedTuple):
-    """All steps of several runs of averaged SGD.
+    """All steps of several runs of averaged SGD."""
 
-    Attributes:
-        theta: the average, shape (steps + 1, runs, d).
-        fast: the fast parameters, of the same shape.
-        pull: the average over the steps of ``⟨ξ, a⟩/⟨a, a⟩`` with ``a = θ - θ_fast``, for each run;
-            its mean is 0 if ξ is centred, whatever a is.
-    """
-
-    theta: Array
-    fast: Array
+    theta: Array  # the average, shape (steps + 1, runs, d)
+    fast: Array  # the fast parameters, of the same shape
+    #: The average over the steps of ``⟨ξ, a⟩/⟨a, a⟩`` with ``a = θ - θ_fast``, for each run; its
+    #: mean is 0 if ξ is centred, whatever a is.
     pull: Array
 
 

@@ -6,8 +6,7 @@ from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.stats import foldnorm
 
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
@@ -45,11 +44,14 @@ def slope(rates: list[float], sizes: Array) -> Array:
     return np.asarray(x @ np.log(sizes) / (x @ x))
 
 
+def whitened(errors: Array, S: Array) -> Array:
+    """Return rows ``L⁻¹e`` with ``S = L Lᵀ``, which are N(0, δt I) in the limit."""
+    return np.asarray(errors @ np.linalg.inv(np.linalg.cholesky(S)).T)
+
+
 def spread(errors: Array, S: Array) -> Array:
     """Return ``√(E (e-ē)ᵀ S⁻¹ (e-ē) / 2)`` over the last axis but one: √δt for ``Cov e = δt S``."""
-    centred = errors - errors.mean(-2, keepdims=True)
-    squares = np.einsum("...i,ij,...j->...", centred, np.linalg.inv(S), centred)
-    return np.asarray(np.sqrt(squares.sum(-1) / (2 * (errors.shape[-2] - 1))))
+    return np.asarray(np.sqrt(whitened(errors, S).var(-2, ddof=1).mean(-1)))
 
 
 def predicted_slope(rates: list[float], S: Array, *, curvature: bool) -> float:
@@ -61,20 +63,11 @@ def predicted_slope(rates: list[float], S: Array, *, curvature: bool) -> float:
 
 def one_sigma(bias: float, sd: float) -> float:
     """Return x for which ``|N(bias, sd²)| < x`` has the probability :data:`ONE_SIGMA`."""
-
-    def excess(x: float) -> float:
-        return float(ndtr((x - bias) / sd) - ndtr((-x - bias) / sd)) - ONE_SIGMA
-
-    return float(brentq(excess, 0.0, abs(bias) + 10 * sd))
-
-
-def radius(errors: Array, S: Array, dt: float) -> Array:
-    """Return ``√(eᵀ S⁻¹ e / δt)``; in the limit ``P(radius > r) = exp(-r²/2)``."""
-    return np.asarray(np.sqrt(np.einsum("ni,ij,nj->n", errors, np.linalg.inv(S), errors) / dt))
+    return float(foldnorm.ppf(ONE_SIGMA, abs(bias) / sd, scale=sd))
 
 
 def share_error(limit: Expansion, dt: float, r: float) -> float:
-    """Return a bound on how far ``P(radius ≤ r)`` is from that of the limit at this δt.
+    """Return a bound on how far the probability of the ellipse ``exp(-r²/2)`` is from its limit.
 
     In coordinates in which the limit is N(0, I), the error is a normal variable that is at most k
     and at least h times as wide and shifted by d: the probability is between those of the radii
@@ -107,7 +100,7 @@ def judge(errors: dict[float, Array], limit: Expansion) -> list[Verdict]:
         verdicts.append(interval.near(what, sd, within=abs(finite - sd)))
     r = np.sqrt(-2 * np.log(0.05))
     what = f"runs in the 95% ellipse of the limit, δt = {fine:g}"
-    inside = frequency(radius(errors[fine], limit.S, fine) <= r)
+    inside = frequency(np.linalg.norm(whitened(errors[fine], limit.S), axis=1) <= r * fine**0.5)
     verdicts.append(inside.near(what, 0.95, within=share_error(limit, fine, r)))
     for dt in (RATES[1], fine):
         expected, flat = (computed(dt, curvature=c)[0][1] for c in (True, False))
