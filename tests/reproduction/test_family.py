@@ -53,7 +53,6 @@ def _around(radius_error):
 def test_a_family_that_does_not_converge_is_refuted(monkeypatch):
     compared = family.against_sgd(alike())
     monkeypatch.setattr(family, "against_sgd", lambda _: compared)
-    monkeypatch.setattr(family, "CURVE", np.array([1.0]))
     for radius_error, holds in ((lambda dt: dt**0.5, True), (lambda dt: 0.1, False)):
         monkeypatch.setattr(family, "_tango", _around(radius_error))
         assert family.measure(Setting("family", quick=True)).holds is holds

@@ -34,7 +34,7 @@ def test_gradient_flow_by_small_steps(index):
         mu, log_sigma = system.decode(phi[None])[0]
         return log_sigma + weights @ (y - mu) ** 2 / (2 * np.exp(2 * log_sigma))
 
-    phi, rate = system.encode(np.zeros(2)), 1e-4
+    phi, rate = np.array(system.start), 1e-4
     for _ in range(round(0.3 / rate)):
         steps = 1e-5 * np.eye(2)
         phi = phi - rate * np.array([(loss(phi + s) - loss(phi - s)) / 2e-5 for s in steps])
@@ -64,5 +64,5 @@ def test_the_outer_product_is_refuted(quick, monkeypatch):
     monkeypatch.setattr(preconditioning, "LONG_TIME", 0.3)
     monkeypatch.setattr(preconditioning, "gaussian_in_coordinates", outer_product)
     system, gamma, *_ = claim.COORDINATES[0]  # its gradients are larger
-    verdict, *_ = claim.distances(quick, system.name, system, gamma / 10)
+    verdict, *_ = claim.distances(quick, system.name, system, gamma / 10, 2e-4, 0.3)
     assert not verdict.holds

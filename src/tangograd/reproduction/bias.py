@@ -94,11 +94,9 @@ def estimate(
 
 def kink(method: Callable[..., Run], x: float) -> Run:
     """Run on the loss |x| with the minimum moved, every step recorded; nothing is random."""
-    constants = (KINK_GAMMA, x * KINK_GAMMA)
-    return method(
-        kinked, (KINK_START,), gamma=KINK_GAMMA, dt=KINK_DT, steps=KINK_STEPS,
-        rng=np.random.default_rng(0), constants=constants, records=KINK_STEPS,
-    )  # fmt: skip
+    options: dict[str, Any] = {"gamma": KINK_GAMMA, "dt": KINK_DT, "rng": np.random.default_rng(0)}
+    options |= {"steps": KINK_STEPS, "records": KINK_STEPS}
+    return method(kinked, (KINK_START,), constants=(KINK_GAMMA, x * KINK_GAMMA), **options)
 
 
 def _kinks() -> tuple[list[Verdict], fig.Panel]:
@@ -128,7 +126,7 @@ def measure(setting: Setting) -> Result:
         for name, method in (("averaged_sgd", averaged_sgd), ("tango", tango)):
             run, what = partial(estimate, method, gamma, dt, steps), f"{name} {gamma}"
             found.setdefault(name, {})[gamma] = setting.sample(run, n, what, 0.15)
-        averaged, tangos = ((np.array(samples[gamma]) - 1) / gamma for samples in found.values())
+        averaged, tangos = ((np.array(each[gamma]) - 1) / gamma for each in found.values())
         variance, target = stationary_variance(gamma), dt * tango_bias(gamma) / gamma
         # errors of the computation, and of exp(2 s): its convexity adds 2 Var s ≈ 1/steps
         error = abs(variance - stationary_variance(gamma, DEGREE - 2)) + 1 / steps
@@ -147,11 +145,9 @@ def measure(setting: Setting) -> Result:
         fig.curve(curve, 1 + 1.5 * curve, fig.GREY, "1 + 1.5 γ", 1.5, ":"),
         fig.limit(1, fig.BLACK, "truth"),
     ]
-    for name, colour, label in (
-        ("averaged_sgd", fig.ORANGE, "averaged SGD"),
-        ("tango", fig.GREEN, "TANGO"),
-    ):
-        marks.append(fig.means(GAMMAS, list(found[name].values()), colour, label))
+    colours, labels = (fig.ORANGE, fig.GREEN), ("averaged SGD", "TANGO")
+    for samples, colour, label in zip(found.values(), colours, labels, strict=True):
+        marks.append(fig.means(GAMMAS, list(samples.values()), colour, label))
     options: dict[str, Any] = {"title": "Gaussian model", "xlim": (0, None)}
     left = fig.panel(*marks, xlabel="γ", ylabel="estimated variance", **options)
     return Result(verdicts + more, fig.Picture([left, right], legend=3), found)

@@ -23,7 +23,6 @@ EVERY = 20  # steps from one recorded θ to the next; overshoots take hundreds
 NEAR_SGD = (0.99, 0.999)
 STEPS, AWAY = 20_000, 100  # for comparisons with SGD: number of steps, and those of the first jumps
 COLOURS = (fig.BLUE, fig.SKY, fig.PURPLE, fig.RED, fig.ORANGE, fig.GREEN)
-CURVE = np.geomspace(1, 1e-5, 31)
 
 
 def steps(dt: float) -> int:
@@ -51,12 +50,6 @@ def against_sgd(rngs: Sequence[np.random.Generator]) -> tuple[float, list[float]
         for dt, rng in zip((1.0, *NEAR_SGD), rngs[1:], strict=True)
     ]
     return float(differences[0].max()), [float(d[AWAY:].max()) for d in differences[1:]]
-
-
-def noise_free_peak(dt: float) -> float:
-    """Return the largest σ with mean gradients and Fisher matrices in place of samples."""
-    path, _ = gaussian.moments(GAMMA, dt, steps(dt), noisy=False, records=steps(dt) // EVERY)
-    return float(np.exp(path[:, 1].max()))
 
 
 def measure(setting: Setting) -> Result:
@@ -92,7 +85,6 @@ def measure(setting: Setting) -> Result:
     words, every = "TANGO: median and 90% of runs", list(peaks.values())
     right = fig.panel(
         fig.quantiles(rates, every, fig.GREEN, words, 0.05),
-        fig.curve(CURVE, [noise_free_peak(dt) for dt in CURVE], fig.BLACK, "without noise", 1),
         fig.limit(26**0.5, fig.GREY, lw=6, alpha=0.45),
         fig.limit(GAMMA, fig.GREY, axis="x", ls=":"),
         fig.text(GAMMA / 1.2, 0.75, "δt = γ", fig.GREY), log="xy", xlabel="δt", ylabel="σ",

@@ -42,7 +42,7 @@ def estimate(
     return Example(name, law, delta, (kind, rho, noise), correlated_regression)
 
 
-def _averages(setting: Setting, example: Example, share: float) -> Array:
+def _averages(setting: Setting, example: Example) -> Array:
     """Return averages of v over long runs from 0, one row a run."""
     n, steps = (40, 5_000) if setting.quick else (60, 50_000)
 
@@ -50,7 +50,7 @@ def _averages(setting: Setting, example: Example, share: float) -> Array:
         v = example.run(GAMMA, steps, rng, dt=DT, C=C, records=steps).v
         return np.asarray(v[steps // 10 :].mean(0))  # the start contributes less than e⁻¹⁵
 
-    return np.stack(setting.sample(one, n, example.title, share))
+    return np.stack(setting.sample(one, n, example.title, 0.1))
 
 
 def _remaining(setting: Setting, example: Example) -> tuple[Array, Array]:
@@ -80,32 +80,13 @@ def _noise(setting: Setting, example: Example) -> list[float]:
     return setting.sample(one, n, f"{example.title} {batch}", 0.5 / 16)
 
 
-def _path(setting: Setting) -> fig.Panel:
-    """Return one run: v, and its average so far."""
-    example, steps = estimate("sampled", OFFSET, 1, RHO, NOISE), 20_000
-    (rng,) = setting.generators(1, "path")
-    v = example.run(GAMMA, steps, rng, dt=DT, C=C, records=steps).v[1:]
-    setting.advance(0.01)
-    k = np.unique(np.geomspace(1, steps, 300).astype(int))
-    averages = v.cumsum(0) / np.arange(1, steps + 1)[:, None]
-    limits, marks = example.law.limit(GAMMA, DT, C), list[fig.Mark]()
-    for i, colour in enumerate((fig.RED, fig.SKY, fig.GREY)):
-        marks += [
-            fig.curve(k, v[k - 1, i], colour, width=0.7, alpha=0.35),
-            fig.curve(k, averages[k - 1, i], colour),
-            fig.limit(limits[i], fig.BLACK, ls="--"),
-        ]
-    title = "v (thin), its average (thick)\nand limit (dashed)"
-    return fig.panel(*marks, title=title, log="x", xlabel="step", ylabel="three parameters")
-
-
 def measure(setting: Setting) -> Result:
     """Measure the mean of four estimates, then speed and noise over dimensions and batches."""
     verdicts, distances, samples = [], [], dict[str, Any]()
     for name, (kind, rank_one) in KINDS.items():
         example = estimate(name, OFFSET, 8 if rank_one else 1, RHO, NOISE)
         m = example.law.limit(GAMMA, DT, C)
-        averages = samples[name] = _averages(setting, example, 0.1)
+        averages = samples[name] = _averages(setting, example)
         # Errors of independent runs: their product has the square of the bias as its mean.
         halves = np.split((averages - m) / np.linalg.norm(m), 2)
         distances.append((halves[0] * halves[1]).sum(1))
@@ -115,13 +96,13 @@ def measure(setting: Setting) -> Result:
             verdicts.append(mean(averages @ m / (m @ m)).near(what, 1.0))
     what = "squared distance of the mean of v from its limit, relative, all four kinds"
     verdicts.append(mean(np.mean(distances, axis=0)).near(what, 0.0))
-    shades, middle = ("#a0a0a0", fig.GREY, fig.BLACK), list[fig.Mark]()
+    shades, left = ("#a0a0a0", fig.GREY, fig.BLACK), list[fig.Mark]()
     for d, colour in zip(DIMENSIONS, shades, strict=True):
         example = estimate("sampled", np.eye(d)[0])
         lacking, exactly = _remaining(setting, example)
         k = np.unique(np.geomspace(1, len(exactly) - 1, 9).round().astype(int))
-        middle.append(fig.exact(range(1, len(exactly)), exactly[1:], colour))
-        middle.append(fig.means(k, lacking[:, k].T, colour, f"d = {d}"))
+        left.append(fig.exact(range(1, len(exactly)), exactly[1:], colour))
+        left.append(fig.means(k, lacking[:, k].T, colour, f"d = {d}"))
     after = int(example.law.R2 + 0.5)
     what = f"what the mean of v lacks after R² = {after} steps, d = {DIMENSIONS[-1]}"
     verdicts.append(mean(lacking[:, after]).near(what, float(exactly[after])))
@@ -137,15 +118,13 @@ def measure(setting: Setting) -> Result:
             what = f"E‖v-m‖²/‖m‖² at γ = 1/R², {name}, B = {CHECKED}"
             verdicts.append(near_mean(noise[CHECKED], what, known[CHECKED]))
     panels = [
-        _path(setting),
         fig.panel(
-            *middle, title="what the mean of v\nstill lacks", log="x", xlabel="step",
+            *left, title="what the mean of v still lacks", log="x", xlabel="step",
             legend="lower left",
         ),
         fig.panel(
-            *right, title="E‖v-m‖²/‖m‖²\nat γ = 1/R²", log="xy", ylim=(0.08, 1.5),
+            *right, title="E‖v-m‖²/‖m‖² at γ = 1/R²", log="xy", ylim=(0.08, 1.5),
             xlabel="batch size B", legend="lower left", xticks=BATCHES, xticklabels=BATCHES,
         ),
     ]  # fmt: skip
-    picture = fig.Picture(panels, (8.0, 3.8), layout={"width_ratios": (1, 1, 1.15)})
-    return Result(verdicts, picture, samples)
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.8)), samples)

@@ -140,11 +140,7 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
       curvature of f, the correlation of θ and v, the damping δt/γ, the lag of v, and Euler's steps;
     * ``b(0) = ((γA)⁻¹ - I) f``, since v starts at 0 and not at f.
 
-    Args:
-        gamma: γ.
-        time: T.
-        noisy: whether gradients and Fisher matrices are sampled; if not, S = W = 0.
-        damped: whether Â is ``(1-δt) g̃g̃ᵀ + (δt/γ) I``; if not, it is ``g̃g̃ᵀ``.
+    Without noise S = W = 0, and undamped there is no damping, as in :func:`moments`.
     """
 
     def change(t: float, y: Array) -> Array:
@@ -255,14 +251,10 @@ class Coordinates:
         """Return the constants of the model on data from N(mean, 1)."""
         return np.array([self.kind, mean, 1.0, *np.ravel(self.S)])
 
-    def encode(self, theta: ArrayLike) -> Array:
-        """Return φ of ``θ = (μ, ln σ)``."""
-        mu, log_sigma = np.asarray(theta, dtype=np.float64)
-        if self.kind == AFFINE:
-            return np.linalg.solve(np.asarray(self.S), np.array([mu, log_sigma]))
-        if self.kind == STANDARD:
-            return np.array([mu, np.exp(log_sigma)])
-        return np.asarray(np.array([mu, -0.5]) * np.exp(-2 * log_sigma))
+    @property
+    def start(self) -> tuple[float, float]:
+        """N(0, 1) in these coordinates."""
+        return {AFFINE: (0.0, 0.0), STANDARD: (0.0, 1.0)}.get(self.kind, (0.0, -0.5))
 
     def decode(self, phi: Array) -> Array:
         """Return rows θ of rows φ."""

@@ -54,9 +54,8 @@ def measure(setting: Setting) -> Result:
     left, right, samples = [natural_path()], [natural_path()], dict[str, Any]()
     for (where, gamma, rate, time), colour in zip(COORDINATES, COLOURS, strict=True):
         name, label = where.name, f"in {where.name}"
-        verdict, near, path = distances(setting, name, where, gamma)
+        verdict, near, shown = distances(setting, name, where, gamma, rate, time)
         verdicts.append(verdict)
-        right.append(fig.path(path, colour, label))
         limit = gaussian.gradient_flow(time, MEAN, where.jacobian)
         at, expected = peak(limit)
         run = partial(run_in, where, rate, round(at / rate), dt=1.0)  # SGD, up to the peak
@@ -66,9 +65,8 @@ def measure(setting: Setting) -> Result:
         # the bias of SGD is of the order of its relative variance, 0.02² or less
         peaks.append(quantile(squares).near(what, expected, within=0.01 * expected))
         samples[name] = {"distances": near, "peaks": squares}
-        (rng,) = setting.generators(1, f"{name}, SGD shown")
-        shown = run_in(where, rate, round(time / rate), rng, dt=1.0, records=5000)
-        left.append(fig.path(half_plane(shown), colour, label))
+        for marks, path in zip((right, left), shown, strict=True):
+            marks.append(fig.path(path, colour, label))
         left.append(fig.path(half_plane(limit[:, 1:3]), fig.BLACK, width=1, style=":"))
     left.append(fig.expected([], [], "SGD's limit in each"))
     half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}

@@ -41,13 +41,6 @@ def empirical_gamma(factor: float) -> float:
     return float((factor * NOISE**2) ** 2 / (30 * NOISE**2 * D.sum()))
 
 
-def expected_fixed(factor: float) -> Array:
-    """Return the exact mean excess loss, relative to the start's, at fixed γ and δt."""
-    sigma = NOISE * math.sqrt(factor)
-    regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
-    return regression.excess(start(FAR), gamma=FIXED, dt=DT, steps=STEPS)
-
-
 def expected_squares(factor: float) -> Array:
     """Return ``E e_i²`` after each of the long runs' steps, for g̃ = g and small errors e.
 
@@ -87,14 +80,21 @@ def rescaling_error(setting: Setting) -> float:
     return float(max(errors) / np.abs(paths[SAMPLED, 1.0]).max())
 
 
-def _fixed(setting: Setting, factor: float) -> tuple[Array, list[float]]:
-    """Run at fixed γ; return the excess loss relative to the start's, and the largest velocity."""
+def _fixed(setting: Setting, factor: float) -> tuple[Array, Array, list[float]]:
+    """Run at fixed γ.
+
+    Returns:
+        The excess loss relative to the start's, its exact mean, and the largest velocity.
+    """
     steps, n = LOOK if factor < 1 else STEPS, 300 if setting.quick else 1000
     options: dict[str, Any] = {"gamma": FIXED, "dt": DT, "steps": steps}
     run = partial(_run, EXPECTED, factor, theta=start(FAR), records=steps // 5, **options)
     runs = setting.sample(run, n, f"fixed {factor}", 0.05)
+    sigma = NOISE * math.sqrt(factor)
+    regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
+    expected = regression.excess(start(FAR), **options)[::5]
     excess = np.array([r.theta for r in runs]) ** 2 @ D / (len(D) * FAR * NOISE**2)
-    return excess, [r.largest for r in runs]
+    return excess, expected, [r.largest for r in runs]
 
 
 def _empirical(setting: Setting, factor: float) -> Array:
@@ -114,11 +114,12 @@ def efficiency(factor: float, errors: Array, squares: Array) -> Verdict:
     level = float(squares[-1] @ D / NOISE**2) * LONG / len(D)
     scaled = errors[:, -1] / np.sqrt(squares[-1])
     relative = mean((scaled**2).mean(1)) if factor < 0.5 else mean_square(scaled)
-    ends = (level * x for x in (relative.estimate, relative.low, relative.high))
+    estimate, low, high = (level * x for x in (relative.estimate, relative.low, relative.high))
     what = f"excess loss over Cramér-Rao's, g̃ = g, {name(factor)}"
     # the expectation takes g gᵀ as at the optimum; with q = eᵀDe/MSE it is larger by 1+3q along e,
     # which delays ln q by at most 3 q_0
-    return Interval(*ends, len(errors)).near(what, level, within=3 * len(D) * NEAR * level)
+    interval = Interval(estimate, low, high, len(errors))
+    return interval.near(what, level, within=3 * len(D) * NEAR * level)
 
 
 def name(factor: float) -> str:
@@ -132,18 +133,18 @@ def measure(setting: Setting) -> Result:
     setting.advance(0.04)
     fixed, long, k = list[Verdict](), list[Verdict](), np.arange(200, LONG + 1, 200)
     for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
-        excess, largest = _fixed(setting, factor)
-        steps, exactly = 5 * np.arange(excess.shape[1]), expected_fixed(factor)
+        excess, exactly, largest = _fixed(setting, factor)
+        steps = 5 * np.arange(len(exactly))
         if factor < 1:
             left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor)))
             what = f"diverged in {LOOK} steps at fixed γ, {name(factor)}"
             fixed.append(frequency(np.array(largest) > DIVERGED).at_least(what, 0.99))
         else:
-            left += fig.averages(steps, excess, exactly[steps], colour, name(factor))
+            left += fig.averages(steps, excess, exactly, colour, name(factor))
             at_look = samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
             words = f"after {LOOK} steps at fixed γ, {name(factor)}"
             what = f"excess loss relative to the start, {words}"
-            fixed.append(mean(at_look).near(what, float(exactly[LOOK])))
+            fixed.append(mean(at_look).near(what, float(exactly[LOOK // 5])))
         errors, squares = _empirical(setting, factor), expected_squares(factor)
         samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]
         long.append(efficiency(factor, errors, squares))

@@ -49,9 +49,8 @@ def run_in(
     coordinates: Coordinates, gamma: float, steps: int, rng: np.random.Generator, **options: Any
 ) -> Array:
     """Return θ along a run of TANGO in some coordinates, from N(0, 1) to N(MEAN, 1)."""
-    options = dict[str, Any](dt=DT, constants=coordinates.constants(MEAN)) | options
-    start = coordinates.encode([0.0, 0.0])
-    run = tango(gaussian_in_coordinates, start, gamma=gamma, steps=steps, rng=rng, **options)
+    options = dict[str, Any](dt=DT, constants=coordinates.constants(MEAN), rng=rng) | options
+    run = tango(gaussian_in_coordinates, coordinates.start, gamma=gamma, steps=steps, **options)
     return coordinates.decode(run.theta)
 
 
@@ -70,24 +69,26 @@ def change_of_variable_error(setting: Setting) -> float:
 
 
 def distances(
-    setting: Setting, name: str, coordinates: Coordinates, gamma: float
-) -> tuple[Verdict, Array, Array]:
-    """Test the distances of runs from the natural gradient at TIME; return a longer path, too.
+    setting: Setting, name: str, where: Coordinates, gamma: float, rate: float, time: float = 40.0
+) -> tuple[Verdict, Array, list[Array]]:
+    """Test the distances of runs from the natural gradient at :data:`TIME`.
 
-    Returns:
-        The verdict, the distances, and the path in (μ, σ).
+    Also return them, and longer paths of TANGO and of SGD, which has the rate and the time given.
     """
-    run, n = partial(run_in, coordinates, gamma, round(TIME / DT)), 40 if setting.quick else 300
+    run, n = partial(run_in, where, gamma, round(TIME / DT)), 40 if setting.quick else 300
     theta = np.array([path[-1] for path in setting.sample(run, n, name, 0.2)])
-    expected = gaussian.median_distance(TIME, MEAN, gamma, coordinates.jacobian, DT)
+    expected = gaussian.median_distance(TIME, MEAN, gamma, where.jacobian, DT)
     what = f"median distance from the natural gradient, {name}"
     # left out are terms of the relative orders δt/(γ λ_min) < 0.03 and √δt = 0.005, with constants
     # larger than 1: 4000 runs of each case were within 2%, and 7% for natural parameters
     found = gaussian.distance(theta, TIME, MEAN)
     verdict = quantile(found).near(what, expected, within=0.1 * expected)
-    rng, *_ = setting.generators(2, f"{name}, shown")
-    path = run_in(coordinates, gamma, round(LONG_TIME / DT), rng, records=1000)
-    return verdict, found, half_plane(path)
+    first, second = setting.generators(2, f"{name}, shown")
+    paths = [
+        run_in(where, gamma, round(LONG_TIME / DT), first, records=1000),
+        run_in(where, rate, round(time / rate), second, dt=1.0, records=5000),
+    ]
+    return verdict, found, [half_plane(path) for path in paths]
 
 
 def natural_path() -> fig.Mark:
@@ -146,12 +147,10 @@ def measure(setting: Setting) -> Result:
     left, middle, right = [natural_path()], [natural_path()], list[fig.Mark]()
     samples, colours = dict[str, Array](), (fig.BLUE, fig.ORANGE, fig.GREEN)
     for (name, C, gamma, rate), colour in zip(PRECONDITIONERS, colours, strict=True):
-        verdict, samples[name], path = distances(setting, name, root(C), gamma)
+        verdict, samples[name], paths = distances(setting, name, root(C), gamma, rate)
         verdicts.append(verdict)
-        _, rng = setting.generators(2, f"{name}, shown")
-        sgd = run_in(root(C), rate, 200_000, rng, dt=1.0, records=5000)  # TANGO at δt = 1
-        left.append(fig.path(half_plane(sgd), colour, name))
-        middle.append(fig.path(path, colour, name))
+        for marks, path in zip((middle, left), paths, strict=True):
+            marks.append(fig.path(path, colour, name))
     for choice, colour in zip(learned(setting), (fig.RED, fig.PURPLE, fig.SKY), strict=True):
         verdict, samples[choice[0]], marks = _speed(setting, *choice, colour)
         verdicts.append(verdict)

@@ -51,9 +51,9 @@ def reproduce(
             and the other claims are listed as missing.
         advance: callback, called with a claim and the fraction of its work that was just done.
     """
-    results: dict[str, list[Verdict]] = {}
+    results, chosen = dict[str, list[Verdict]](), {claim.name for claim in claims}
     for claim in known:
-        if claim not in claims and (kept := _earlier(output / claim.name, seed, quick)):
+        if claim.name not in chosen and (kept := _earlier(output / claim.name, seed, quick)):
             results[claim.name] = kept
     for claim in claims:
         start = time.perf_counter()
@@ -68,11 +68,8 @@ def reproduce(
         with replacing(output / f"{claim.name}.json") as draft:
             draft.write_text(_as_json(outcome, setting) + "\n", encoding="utf-8")
         results[claim.name] = result.verdicts
-        sections = [
-            (c, results[c.name], output / f"{c.name}.png")
-            for c in known or claims
-            if c.name in results
-        ]
+        measured = [c for c in known or claims if c.name in results]
+        sections = [(c, results[c.name], output / f"{c.name}.png") for c in measured]
         left = [c.title for c in known or claims if c.name not in results]
         with replacing(output / "index.html") as draft:
             text = page.render(sections, left, seed=seed, quick=quick)
