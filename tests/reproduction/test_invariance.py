@@ -64,5 +64,5 @@ def test_the_outer_product_is_refuted(quick, monkeypatch):
     monkeypatch.setattr(preconditioning, "LONG_TIME", 0.3)
     monkeypatch.setattr(preconditioning, "gaussian_in_coordinates", outer_product)
     system, gamma, *_ = claim.COORDINATES[0]  # its gradients are larger
-    verdict, *_ = claim.distances(quick, system.name, system, gamma / 10, 2e-4, 0.3)
+    verdict, *_ = claim.distances(quick, system.name, system, gamma / 10, 6e-5, 0.3)
     assert not verdict.holds

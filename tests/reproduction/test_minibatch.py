@@ -9,7 +9,7 @@ from tangograd.reproduction.minibatch import DT, GAMMA, SCALES, START, Variant, 
 
 
 def limit(variant):
-    return variant.regression.law(START).limit(GAMMA, DT)
+    return variant.regression.law(START).limit(GAMMA, minibatch.DT)
 
 
 VARIANTS = [Variant(1, True), Variant(16, True), Variant(16, False)]

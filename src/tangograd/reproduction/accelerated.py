@@ -57,10 +57,7 @@ def plain_mode(q: float, k: Array) -> Array:
 def nesterov(
     start: Array, gradient: Callable[[Array, Array], Array], gamma: float, beta: float, steps: int
 ) -> Array:
-    """Run Nesterov's method with ``gradient(y, θ_{k-1})``; return θ after each step.
-
-    ``y = θ_{k-1} + β(θ_{k-1}-θ_{k-2})``, ``θ_k = y - γ gradient``.
-    """
+    """Run ``θ_k = y - γ gradient(y, θ_{k-1})`` with ``y = θ_{k-1} + β(θ_{k-1}-θ_{k-2})``."""
     path = [start, start]
     for _ in range(steps):
         y = path[-1] + beta * (path[-1] - path[-2])
@@ -132,11 +129,8 @@ def measure(setting: Setting) -> Result:
     )
     counts = [[_first_below(path[:, 2]) for path in paths] for paths in (plain, fast)]
     closed = [
-        [
-            _first_below(mode(1 / condition, np.arange(float(len(path)))))
-            for condition, path in zip(CONDITIONS, paths, strict=True)
-        ]
-        for mode, paths in ((plain_mode, plain), (accelerated_mode, fast))
+        [_first_below(mode(1 / condition, np.arange(1e5))) for condition in CONDITIONS]
+        for mode in (plain_mode, accelerated_mode)
     ]
     without = max(map(_against_nesterov, fast, CONDITIONS))
     setting.advance(0.04)

@@ -59,18 +59,17 @@ def stationary_variance(gamma: float, degree: int = DEGREE) -> float:
     gap = nodes[:, None, None] * one - x
     x_next = x + gamma * product(gap, decay)
     s_next = s - gamma * one + gamma * product(product(gap, gap), decay)
-    rows = {}
-    x_power = one
+    rows, x_power = [], one
     for i in range(n):
         term = x_power
-        for j in range(n - i):
-            rows[i, j] = np.tensordot(weights, term, 1)[low]
+        for _ in range(n - i):
+            rows.append(np.tensordot(weights, term, 1)[low])
             term = product(term, s_next)
         x_power = product(x_power, x_next)
-    change = np.eye(len(powers)) - np.array([rows[i, j] for i, j in powers])
-    # the first power is 1, whose mean is known
+    change = np.eye(len(powers)) - np.array(rows)
+    # the first power is 1, whose mean is known, and the next is s
     moments = np.linalg.solve(change[1:, 1:], -change[1:, 0])
-    return math.exp(2 * moments[powers.index((0, 1)) - 1])
+    return math.exp(2 * moments[0])
 
 
 def tango_bias(gamma: float) -> float:

@@ -77,16 +77,13 @@ def measure(setting: Setting) -> Result:
         ratios = np.divide(deviations[coarse], deviations[fine])
         what = f"median ratio of the deviations from the circle, δt = {coarse:g} to {fine:g}"
         verdicts.append(quantile(ratios).at_least(what, 2.0))
-    left = fig.panel(
-        fig.path(gaussian.circle(300), fig.GREY, "natural gradient", 6), *paths,
-        *fig.ends((0, 1), (10, 1)), log="y", xlabel="μ", ylabel="σ", ylim=(0.6, 60),
-        title="Paths of TANGO",
-    )  # fmt: skip
+    title = "Paths of TANGO"
+    left = gaussian.half_plane_panel(*paths, log="y", ylim=(0.6, 60), title=title)
     words, every = "TANGO: median and 90% of runs", list(peaks.values())
     right = fig.panel(
         fig.quantiles(rates, every, fig.GREEN, words, 0.05),
         fig.limit(26**0.5, fig.GREY, lw=6, alpha=0.45),
-        fig.limit(GAMMA, fig.GREY, axis="x", ls=":"),
+        fig.curve([GAMMA, GAMMA], [0.1, 100], fig.GREY, width=1.2, style=":"),
         fig.text(GAMMA / 1.2, 0.75, "δt = γ", fig.GREY), log="xy", xlabel="δt", ylabel="σ",
         xlim=(2, 5e-6), ylim=(0.6, 60), title="Largest σ of a run",
     )  # fmt: skip

@@ -66,14 +66,11 @@ def measure(setting: Setting) -> Result:
         quantile(sgd).near("median peak σ² of SGD", sgd_peak, within=0.01 * sgd_peak),
     ]
     panels = [
-        fig.panel(
-            fig.path(gaussian.circle(), fig.GREY, "natural gradient", 5),
+        gaussian.half_plane_panel(
             fig.path(paths[0], fig.GREEN, "TANGO"),
             fig.path(runs["averaged"][0], fig.ORANGE, "averaged SGD"),
             fig.path(runs["sgd"][0], fig.BLUE, "SGD"),
-            *fig.ends((0, 1), (10, 1)),
-            title=f"TANGO at δt = {dt:g}", xlabel="μ", ylabel="σ", aspect="equal",
-            xlim=(-0.6, 10.6), ylim=(0, 10.6),
+            title=f"TANGO at δt = {dt:g}", aspect="equal", xlim=(-0.6, 10.6), ylim=(0, 10.6),
         )
         for dt, paths in zip(RATES, runs.values(), strict=False)
     ]  # fmt: skip

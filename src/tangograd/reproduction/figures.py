@@ -136,12 +136,10 @@ def averages(
     return [band, means, expected(x, exactly)]
 
 
-def limit(
-    value: float, colour: str, label: str | None = None, axis: str = "y", **options: Any
-) -> Mark:
-    """Return a line across the whole panel at a value of y, or x."""
+def limit(value: float, colour: str, label: str | None = None, **options: Any) -> Mark:
+    """Return a line across the whole panel at a value of y."""
     options = {"color": colour, "label": label, "lw": 1.2, "zorder": 0} | options
-    return Mark("axhline" if axis == "y" else "axvline", [value], options)
+    return Mark("axhline", [value], options)
 
 
 def area(low: float, high: float, colour: str, label: str | None = None) -> Mark:
@@ -152,11 +150,6 @@ def area(low: float, high: float, colour: str, label: str | None = None) -> Mark
 def text(x: float, y: float, words: str, colour: str, **options: Any) -> Mark:
     """Return a few words at a point of the panel."""
     return Mark("text", [x, y, words], {"color": colour, "fontsize": 9} | options)
-
-
-def ends(start: tuple[float, float], end: tuple[float, float]) -> tuple[Mark, Mark]:
-    """Return the marks of the start and of the optimum of paths."""
-    return points(*start, RED), points(*end, RED, marker="*", size=10.0)
 
 
 def panel(*marks: Mark, legend: str | None = None, log: str = "", **options: Any) -> Panel:

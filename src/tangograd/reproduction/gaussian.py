@@ -27,6 +27,7 @@ from numpy.typing import ArrayLike
 from scipy import stats
 from scipy.integrate import solve_ivp
 
+from tangograd.reproduction import figures as fig
 from tangograd.reproduction.exact import Array, gaussian_law
 from tangograd.reproduction.models import AFFINE, STANDARD
 from tangograd.stream import Run, models
@@ -53,9 +54,16 @@ def half_plane(theta: Array) -> Array:
     return np.stack([theta[:, 0], np.exp(theta[:, 1])], axis=1)
 
 
-def circle(points: int = 1000) -> Array:
+def half_plane_panel(*paths: fig.Mark, mean: float = M, **options: Any) -> fig.Panel:
+    """Return a panel with paths in (μ, σ), beside the natural gradient's and its two ends."""
+    way = fig.path(circle(mean), fig.GREY, "natural gradient", 6)
+    ends = fig.points(0, 1, fig.RED), fig.points(mean, 1, fig.RED, marker="*", size=10.0)
+    return fig.panel(way, *paths, *ends, xlabel="μ", ylabel="σ", **options)
+
+
+def circle(mean: float = M) -> Array:
     """Return (μ, σ) along the natural gradient's path, until it is within e⁻¹⁰ of its end."""
-    return half_plane(flow(-np.log(np.linspace(1, math.exp(-10), points))))
+    return half_plane(flow(-np.log(np.linspace(1, math.exp(-10), 1000)), mean))
 
 
 def deviation(path: Array) -> float:

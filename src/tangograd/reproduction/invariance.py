@@ -12,7 +12,7 @@ from tangograd.reproduction import gaussian
 from tangograd.reproduction.base import Array, Result, Setting
 from tangograd.reproduction.gaussian import Coordinates, half_plane
 from tangograd.reproduction.models import AFFINE, NATURAL, STANDARD
-from tangograd.reproduction.preconditioning import MEAN, distances, natural_path, run_in
+from tangograd.reproduction.preconditioning import MEAN, distances, run_in
 from tangograd.reproduction.verdicts import exact, quantile
 
 SHEAR = ((1.0, 1.0), (0.0, 1.0))
@@ -51,7 +51,7 @@ def measure(setting: Setting) -> Result:
     what = "TANGO in (μ, ln σ) minus that in turned coordinates, C turned too"
     verdicts, peaks = [exact(what, linear_error(setting), 1e-10)], []
     setting.advance(0.04)
-    left, right, samples = [natural_path()], [natural_path()], dict[str, Any]()
+    left, right, samples = list[fig.Mark](), list[fig.Mark](), dict[str, Any]()
     for (where, gamma, rate, time), colour in zip(COORDINATES, COLOURS, strict=True):
         name, label = where.name, f"in {where.name}"
         verdict, near, shown = distances(setting, name, where, gamma, rate, time)
@@ -69,11 +69,9 @@ def measure(setting: Setting) -> Result:
             marks.append(fig.path(path, colour, label))
         left.append(fig.path(half_plane(limit[:, 1:3]), fig.BLACK, width=1, style=":"))
     left.append(fig.expected([], [], "SGD's limit in each"))
-    half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}
-    ends = fig.ends((0, 1), (3, 1))
+    options: dict[str, Any] = {"mean": MEAN, "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}
     panels = [
-        fig.panel(*left, *ends, title="SGD", **half),
-        fig.panel(*right, *ends, title="TANGO", **half),
+        gaussian.half_plane_panel(*marks, title=title, **options)
+        for marks, title in ((left, "SGD"), (right, "TANGO"))
     ]
-    picture = fig.Picture(panels, (8.0, 4.4), legend=3)
-    return Result([*verdicts, *peaks[2:]], picture, samples)
+    return Result([*verdicts, *peaks[2:]], fig.Picture(panels, (8.0, 4.4), legend=3), samples)

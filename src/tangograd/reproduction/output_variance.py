@@ -81,11 +81,7 @@ def rescaling_error(setting: Setting) -> float:
 
 
 def _fixed(setting: Setting, factor: float) -> tuple[Array, Array, list[float]]:
-    """Run at fixed γ.
-
-    Returns:
-        The excess loss relative to the start's, its exact mean, and the largest velocity.
-    """
+    """Return the excess loss relative to the start's, its exact mean, and the largest velocity."""
     steps, n = LOOK if factor < 1 else STEPS, 300 if setting.quick else 1000
     options: dict[str, Any] = {"gamma": FIXED, "dt": DT, "steps": steps}
     run = partial(_run, EXPECTED, factor, theta=start(FAR), records=steps // 5, **options)

@@ -91,12 +91,6 @@ def distances(
     return verdict, found, [half_plane(path) for path in paths]
 
 
-def natural_path() -> fig.Mark:
-    """Return the natural gradient's path."""
-    way = half_plane(gaussian.flow(np.linspace(0, LONG_TIME, 400), MEAN))
-    return fig.path(way, fig.GREY, "natural gradient", 6)
-
-
 def learned(setting: Setting) -> tuple[tuple[str, Array, float], ...]:
     """Return diagonals from 1000 gradients at the start, each with ``γ = 1/max g̃ᵀCg̃``."""
     (rng,) = setting.generators(1, "learned")
@@ -144,7 +138,7 @@ def measure(setting: Setting) -> Result:
     what = "preconditioned TANGO on θ minus TANGO on S⁻¹θ, C = S Sᵀ"
     verdicts = [exact(what, change_of_variable_error(setting), 1e-10)]
     setting.advance(0.04)
-    left, middle, right = [natural_path()], [natural_path()], list[fig.Mark]()
+    left, middle, right = (list[fig.Mark]() for _ in range(3))
     samples, colours = dict[str, Array](), (fig.BLUE, fig.ORANGE, fig.GREEN)
     for (name, C, gamma, rate), colour in zip(PRECONDITIONERS, colours, strict=True):
         verdict, samples[name], paths = distances(setting, name, root(C), gamma, rate)
@@ -155,11 +149,10 @@ def measure(setting: Setting) -> Result:
         verdict, samples[choice[0]], marks = _speed(setting, *choice, colour)
         verdicts.append(verdict)
         right += marks
-    half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.3, 3.3), "ylim": (0.8, 2.8)}
-    ends = fig.ends((0, 1), (3, 1))
+    half: dict[str, Any] = {"mean": MEAN, "xlim": (-0.3, 3.3), "ylim": (0.8, 2.8)}
     panels = [
-        fig.panel(*left, *ends, title="SGD with C", **half),
-        fig.panel(*middle, *ends, title="TANGO with C", **half),
+        gaussian.half_plane_panel(*left, title="SGD with C", **half),
+        gaussian.half_plane_panel(*middle, title="TANGO with C", **half),
         fig.panel(
             *right, fig.expected([], [], "exact mean"), log="xy", xlabel="step",
             ylabel="excess loss / initial", title="Scales 1 … 100", ylim=(4e-4, 1.5),

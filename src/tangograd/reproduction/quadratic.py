@@ -127,12 +127,10 @@ def measure(setting: Setting) -> Result:
         *curves, legend="center", log="y", ylim=(1e-18, 100), xlabel="fraction of the run",
         ylabel="largest |Δθ|", title="TANGO minus averaged SGD",
     )  # fmt: skip
-    right = fig.panel(
-        fig.path(gaussian.circle(300), fig.GREY, "natural gradient", 5),
+    right = gaussian.half_plane_panel(
         fig.path(gaussian.half_plane(pairs[0][0]), fig.GREEN, "TANGO"),
         fig.path(gaussian.half_plane(pairs[0][1]), fig.ORANGE, "averaged SGD"),
-        *fig.ends((0, 1), (10, 1)), legend="upper center",
-        xlabel="μ", ylabel="σ", ylim=(0, 9), title=f"Gaussian model, δt = {DT:g}",
+        legend="upper center", ylim=(0, 9), title=f"Gaussian model, δt = {DT:g}",
     )  # fmt: skip
     samples = {"pull": noisy.pull, "ends": plain_gap[-1].sum(1)}
     return Result(verdicts, fig.Picture([left, right], (8.0, 4.2)), samples)
