@@ -16,6 +16,8 @@ from tangograd.reproduction.verdicts import exact, mean, number
 from tangograd.stream import tango
 from tangograd.stream.models import linear
 
+Gradient = Callable[[Array, Array], Array]  # of y and θ_{k-1}
+
 CONDITIONS = (10, 30, 100, 300, 1000, 3000, 10_000)
 REDUCTION = 1e-3
 NOISY = 100.0  # the condition number κ of the problem with noise
@@ -36,27 +38,22 @@ def best_rate(q: float) -> float:
 def accelerated_mode(q: float, k: Array) -> Array:
     """Return the slowest mode under the accelerated variant at :func:`best_rate`, from 1.
 
-    ``e_k = (1-q) [(1+β) e_{k-1} - β e_{k-2}]`` then has the double root 1-√q, and with
-    ``e_1 = 1-q`` it is ``e_k = (1 + k√q) (1-√q)^k``.
+    ``e_k = (1-q) [(1+β) e_{k-1} - β e_{k-2}]`` then has the double root 1-√q, and ``e_1 = 1-q``.
     """
-    root = np.sqrt(q)
-    return np.asarray((1 + k * root) * (1 - root) ** k)
+    return np.asarray((1 + k * np.sqrt(q)) * (1 - np.sqrt(q)) ** k)
 
 
 def plain_mode(q: float, k: Array) -> Array:
-    """Return the slowest mode under TANGO at the same δt: roots 1-q and 1-δt.
+    """Return the slowest mode under TANGO at the same δt, with the roots 1-q and 1-δt.
 
-    TANGO is here averaged gradient descent, ``e_k = (1-δt) e_{k-1} + δt (1-q)^k``, so
-    ``e_k = a (1-q)^k + (1-a) (1-δt)^k`` with ``a = δt (1-q)/(δt-q)``.
+    TANGO is here averaged gradient descent, ``e_k = (1-δt) e_{k-1} + δt (1-q)^k``.
     """
     dt = best_rate(q)
     a = dt * (1 - q) / (dt - q)
     return np.asarray(a * (1 - q) ** k + (1 - a) * (1 - dt) ** k)
 
 
-def nesterov(
-    start: Array, gradient: Callable[[Array, Array], Array], gamma: float, beta: float, steps: int
-) -> Array:
+def nesterov(start: Array, gradient: Gradient, gamma: float, beta: float, steps: int) -> Array:
     """Run ``θ_k = y - γ gradient(y, θ_{k-1})`` with ``y = θ_{k-1} + β(θ_{k-1}-θ_{k-2})``."""
     path = [start, start]
     for _ in range(steps):
@@ -65,7 +62,7 @@ def nesterov(
     return np.array(path[1:])
 
 
-def noisy_gradient(rng: np.random.Generator, batch: int) -> Callable[[Array, Array], Array]:
+def noisy_gradient(rng: np.random.Generator, batch: int) -> Gradient:
     """Return the gradient of batches, plus the noise that the paper says TANGO adds.
 
     It is ``∇ℓ_k(y) + ξ_k``, ``ξ_k = (Σ g̃ g̃ᵀ/B - H_k)(y - θ_{k-1})``, where ∇ℓ_k and H_k are the
@@ -123,10 +120,7 @@ def _against_noisy_nesterov(setting: Setting) -> float:
 
 def measure(setting: Setting) -> Result:
     """Test paths without noise against closed forms, and with noise against expectations."""
-    plain, fast = (
-        setting.map(partial(_noise_free, accelerated), CONDITIONS, 0.1)
-        for accelerated in (False, True)
-    )
+    plain, fast = (setting.map(partial(_noise_free, a), CONDITIONS, 0.1) for a in (False, True))
     counts = [[_first_below(path[:, 2]) for path in paths] for paths in (plain, fast)]
     closed = [
         [_first_below(mode(1 / condition, np.arange(1e5))) for condition in CONDITIONS]

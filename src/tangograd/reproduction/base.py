@@ -9,13 +9,12 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tangograd.reproduction.exact import Array as Array
 from tangograd.reproduction.figures import Picture
 from tangograd.reproduction.verdicts import Verdict
 
 T = TypeVar("T")
-Array = NDArray[np.float64]
 
 
 @dataclass

@@ -82,12 +82,9 @@ def tango_bias(gamma: float) -> float:
     return float(2 * (S[0, 0] / 2 + S[1, 1]))
 
 
-def estimate(
-    method: Callable[..., Run], gamma: float, dt: float, steps: int, rng: np.random.Generator
-) -> float:
+def estimate(method: Callable[..., Run], rng: np.random.Generator, **options: Any) -> float:
     """Return the model's variance after a long run: ``exp(2 s)``, s averaged over time."""
-    options: dict[str, Any] = {"theta": OPTIMUM, "records": RECORDS}
-    run = gaussian.run(method, rng, gamma=gamma, dt=dt, steps=steps, **options)
+    run = gaussian.run(method, rng, theta=OPTIMUM, records=RECORDS, **options)
     return math.exp(2 * run.theta[FORGET + 1 :, 1].mean())
 
 
@@ -123,8 +120,9 @@ def measure(setting: Setting) -> Result:
     verdicts, found = [], dict[str, dict[float, list[float]]]()
     for gamma in GAMMAS:
         for name, method in (("averaged_sgd", averaged_sgd), ("tango", tango)):
-            run, what = partial(estimate, method, gamma, dt, steps), f"{name} {gamma}"
-            found.setdefault(name, {})[gamma] = setting.sample(run, n, what, 0.15)
+            run = partial(estimate, method, gamma=gamma, dt=dt, steps=steps)
+            samples = setting.sample(run, n, f"{name} {gamma}", 0.15)
+            found.setdefault(name, {})[gamma] = samples
         averaged, tangos = ((np.array(each[gamma]) - 1) / gamma for each in found.values())
         variance, target = stationary_variance(gamma), dt * tango_bias(gamma) / gamma
         # errors of the computation, and of exp(2 s): its convexity adds 2 Var s ≈ 1/steps
@@ -145,8 +143,8 @@ def measure(setting: Setting) -> Result:
         fig.limit(1, fig.BLACK, "truth"),
     ]
     colours, labels = (fig.ORANGE, fig.GREEN), ("averaged SGD", "TANGO")
-    for samples, colour, label in zip(found.values(), colours, labels, strict=True):
-        marks.append(fig.means(GAMMAS, list(samples.values()), colour, label))
+    for each, colour, label in zip(found.values(), colours, labels, strict=True):
+        marks.append(fig.means(GAMMAS, list(each.values()), colour, label))
     options: dict[str, Any] = {"title": "Gaussian model", "xlim": (0, None)}
     left = fig.panel(*marks, xlabel="γ", ylabel="estimated variance", **options)
     return Result(verdicts + more, fig.Picture([left, right], legend=3), found)

@@ -96,17 +96,14 @@ def measure(setting: Setting) -> Result:
         fig.text(1.04, 0.013, "γ > 1/R²", fig.GREY),
     ]
     ends, words = np.array([50, 2e5]), f"the paper's bound,\nε = {EPSILON:g}"
-    right = [
-        fig.curve(ends, 2 * np.sqrt(ends / EPSILON), fig.RED, width=1.5),
-        fig.text(60, 320, words, fig.RED),
-    ]
+    right = [fig.curve(ends, 2 * np.sqrt(ends / EPSILON), fig.RED, width=1.5)]
+    right.append(fig.text(60, 320, words, fig.RED))
     for i, colour in enumerate((fig.BLUE, fig.GREEN, fig.ORANGE)):
         law = models[i].law
         curve = law.largest_gamma * (1 - np.geomspace(0.01, 0.975, 60)[::-1])
-        left += [
-            fig.exact(curve * law.R2, [expected(models[i], gamma) for gamma in curve], colour),
-            fig.quantiles(GRID, list(squares[i].values()), colour, models[i].title),
-        ]
+        second = [expected(models[i], gamma) for gamma in curve]
+        left.append(fig.exact(curve * law.R2, second, colour))
+        left.append(fig.quantiles(GRID, list(squares[i].values()), colour, models[i].title))
         bounds = 2 * np.sqrt(np.array(lengths) / EPSILON)[:, None]
         right.append(fig.quantiles(lengths, np.array(list(suprema[i].values())) * bounds, colour))
     panels = [

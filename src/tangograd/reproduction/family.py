@@ -36,11 +36,9 @@ def _tango(dt: float, rng: np.random.Generator) -> Array:
 
 
 def against_sgd(rngs: Sequence[np.random.Generator]) -> tuple[float, list[float]]:
-    """Compare TANGO with plain SGD at the rate γ; the rngs give the same random numbers.
+    """Return the largest difference of TANGO at δt = 1 from plain SGD at the rate γ.
 
-    Returns:
-        The largest difference of any parameter at any step at δt = 1, and the largest ones after
-        the first :data:`AWAY` steps at the δt of :data:`NEAR_SGD`.
+    Also return those at the δt of :data:`NEAR_SGD`, after the first :data:`AWAY` steps.
     """
     run = partial(gaussian.run, gamma=GAMMA, steps=STEPS, records=STEPS)
     # the fast parameters of averaged SGD, which are recorded as v, are those of SGD

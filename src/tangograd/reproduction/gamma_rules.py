@@ -136,9 +136,8 @@ def measure(setting: Setting) -> Result:
     samples["growth"] = [b[0] / a[0] for a, b in zip(short, long, strict=True)]
     samples["met"] = setting.sample(partial(_meet, models[0], gamma, 1_000), 4 * n, "meet", 0.02)
     safe = [
-        gammas[rule] * model.law.R2
+        max(gammas[KURTOSIS], gammas[FOURTH]) * model.law.R2
         for model, gammas in zip(models, picked, strict=True)
-        for rule in (KURTOSIS, FOURTH)
     ]
     verdicts += [
         quantile(samples["growth"]).at_least(

@@ -310,17 +310,16 @@ def lag(time: float, mean: float, gamma: float, P: Jacobian) -> Array:
 
     def velocity(t: float) -> Array:
         theta = flow(t, mean)
-        return np.asarray(np.linalg.solve(P(theta), natural_gradient(theta, mean)), np.float64)
+        return np.asarray(np.linalg.solve(P(theta), natural_gradient(theta, mean)))
 
-    def pull(t: float, w: Array) -> Array:
-        theta = flow(t, mean)
+    def pull(theta: Array, w: Array) -> Array:
         return np.asarray(np.linalg.solve(P(theta).T, w) / fisher(theta) / gamma)
 
     def slope(t: float, b: Array) -> Array:
-        change = (velocity(t + 1e-5) - velocity(t - 1e-5)) / 2e-5
-        return np.asarray(pull(t, velocity(t) + change) - derivative(flow(t, mean), mean) @ b)
+        theta, change = flow(t, mean), (velocity(t + 1e-5) - velocity(t - 1e-5)) / 2e-5
+        return np.asarray(pull(theta, velocity(t) + change) - derivative(theta, mean) @ b)
 
-    solution = solve_ivp(slope, (0, time), pull(0, velocity(0)), rtol=1e-3, atol=1e-6)
+    solution = solve_ivp(slope, (0, time), pull(flow(0, mean), velocity(0)), rtol=1e-3, atol=1e-6)
     return np.asarray(solution.y[:, -1])
 
 

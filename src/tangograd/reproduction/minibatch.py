@@ -114,10 +114,7 @@ def measure(setting: Setting) -> Result:
     setting.advance(0.01)
 
     B, t, fine = list(BATCHES), np.linspace(0, TIME, POINTS + 1), np.linspace(0, TIME, 50)
-    left = [
-        fig.curve(B, B, fig.GREY, width=1.2, style=":"),
-        fig.text(11, 14, "B", fig.GREY, ha="right"),
-    ]
+    left = [fig.curve(B, B, fig.GREY, "length B", width=1.2, style=":")]
     right = [
         fig.text(0.5, 0.68, "B = 1, 4, 16", fig.GREEN),
         fig.text(0.24, 0.44, "B = 4", fig.ORANGE),
@@ -132,10 +129,8 @@ def measure(setting: Setting) -> Result:
         ]
         for v in kind:
             if v in paths and (factor or v.batch > 1):  # without the factor, B = 1 is the same
-                right += [
-                    fig.exact(t, v.path(), colour),
-                    fig.curve(t, paths[v][0], colour, width=1.2),
-                ]
+                right.append(fig.exact(t, v.path(), colour))
+                right.append(fig.curve(t, paths[v][0], colour, width=1.2))
     right.append(fig.curve(fine, np.exp(-fine), fig.BLACK, "natural gradient, $e^{-t}$", 1, ":"))
     ticks: dict[str, Any] = {"xticks": B, "xticklabels": B, "yticks": B, "yticklabels": B}
     title = "fixed θ: length of the mean of v,\nnatural gradient = 1"

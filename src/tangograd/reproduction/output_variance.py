@@ -151,10 +151,8 @@ def measure(setting: Setting) -> Result:
     late = k[k >= 3000]  # before, δt = 1/(1000 + k) makes use of the good start
     dashed: dict[str, Any] = {"width": 1, "style": "--"}
     right.append(fig.curve(late, len(D) / (2 * late), fig.BLACK, **dashed))
-    left += [
-        fig.expected([], [], "exact mean"),
-        fig.curve([], [], fig.BLACK, "Cramér-Rao", **dashed),
-    ]
+    left.append(fig.expected([], [], "exact mean"))
+    left.append(fig.curve([], [], fig.BLACK, "Cramér-Rao", **dashed))
     panels = [
         fig.panel(
             *left, log="y", ylim=(3e-3, 1e2), xlabel="step", ylabel="excess loss / initial",

@@ -98,12 +98,9 @@ def learned(setting: Setting) -> tuple[tuple[str, Array, float], ...]:
     g, g_tilde = np.empty((2, 1000, len(SCALES)))
     for row, row_tilde in zip(g, g_tilde, strict=True):
         signs(theta, rng, constants, row, row_tilde)
-    choices = (
-        ("no C", np.ones(len(SCALES))),
-        ("RMSProp", 1 / np.sqrt((g**2).mean(0))),
-        ("inverse diagonal Fisher", 1 / (g_tilde**2).mean(0)),
-    )
-    return tuple((name, C, float(1 / (g_tilde**2 @ C).max())) for name, C in choices)
+    choices = {"no C": np.ones(len(SCALES)), "RMSProp": 1 / np.sqrt((g**2).mean(0))}
+    choices |= {"inverse diagonal Fisher": 1 / (g_tilde**2).mean(0)}
+    return tuple((name, C, float(1 / (g_tilde**2 @ C).max())) for name, C in choices.items())
 
 
 def expected_excess(C: Array, gamma: float, steps: int) -> Array:

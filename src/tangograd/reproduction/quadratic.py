@@ -102,13 +102,11 @@ def measure(setting: Setting) -> Result:
     distance, error = expected_distance()
     top = round(TOP / TIME * RECORDS)
     rounding, plain_gap = np.abs(theta - noisy.theta), theta - plain.theta
-    what = "regression: largest difference of v from θ before minus θ_fast"
-    difference = float(np.abs(v[1:] - (noisy.theta[:-1] - noisy.fast[1:])).max())
+    largest, what = float(rounding.max()), "regression: largest difference of "
+    of_v = float(np.abs(v[1:] - (noisy.theta[:-1] - noisy.fast[1:])).max())
     verdicts = [
-        exact(
-            "regression: largest difference of θ, all steps and runs", float(rounding.max()), 1e-12
-        ),
-        exact(what, difference, 1e-12),
+        exact(what + "θ, all steps and runs", largest, 1e-12),
+        exact(what + "v from θ before minus θ_fast", of_v, 1e-12),
         mean(noisy.pull).near("regression: mean of the noise ξ along θ - θ_fast, relative", 0.0),
         mean(plain_gap[-1].sum(1)).near("regression: mean difference of Σθ if ξ is left out", 0.0),
         mean([(a - b)[top, 1] for a, b in pairs]).near(

@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,15 +22,6 @@ from tangograd.reproduction.base import Claim, Result, Setting
 from tangograd.reproduction.verdicts import Verdict
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """A claim, its result, and the time that it took."""
-
-    claim: Claim
-    result: Result
-    seconds: float
-
-
 def reproduce(
     claims: Sequence[Claim],
     output: Path,
@@ -39,8 +30,8 @@ def reproduce(
     quick: bool = False,
     known: Sequence[Claim] = (),
     advance: Callable[[Claim, float], None] = lambda _claim, _share: None,
-) -> Iterator[Outcome]:
-    """Measure each claim, and yield its outcome once its JSON, its PNG and the page are written.
+) -> Iterator[tuple[Claim, Result]]:
+    """Measure each claim, and yield its result once its JSON, its PNG and the page are written.
 
     Args:
         claims: in the order of the page.
@@ -60,13 +51,16 @@ def reproduce(
         setting = Setting(claim.name, seed, quick, partial(advance, claim))
         with threadpool_limits(1, user_api="blas"):  # the claim runs two threads of its own
             result = claim.measure(setting)
-        outcome = Outcome(claim, result, time.perf_counter() - start)
+        contents = dict[str, Any](claim=claim.name, title=claim.title, where=claim.where)
+        contents |= {"tangograd": VERSION, "seed": seed, "quick": quick, "holds": result.holds}
+        contents |= {"seconds": round(time.perf_counter() - start, 2)} | asdict(result)
+        text = json.dumps(finite(contents), ensure_ascii=False, allow_nan=False) + "\n"
         figure = Figure(figsize=result.picture.size, layout="constrained", dpi=150)  # type: ignore[arg-type]
         figures.draw(result.picture, figure)
         with replacing(output / f"{claim.name}.png") as draft:
             figure.savefig(draft)
         with replacing(output / f"{claim.name}.json") as draft:
-            draft.write_text(_as_json(outcome, setting) + "\n", encoding="utf-8")
+            draft.write_text(text, encoding="utf-8")
         results[claim.name] = result.verdicts
         measured = [c for c in known or claims if c.name in results]
         sections = [(c, results[c.name], output / f"{c.name}.png") for c in measured]
@@ -74,7 +68,7 @@ def reproduce(
         with replacing(output / "index.html") as draft:
             text = page.render(sections, left, seed=seed, quick=quick)
             draft.write_text(text, encoding="utf-8")
-        yield outcome
+        yield claim, result
 
 
 def _earlier(path: Path, seed: int, quick: bool) -> list[Verdict] | None:
@@ -101,19 +95,3 @@ def finite(x: Any) -> Any:
     if isinstance(x, list | tuple | range):
         return [finite(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _as_json(outcome: Outcome, setting: Setting) -> str:
-    claim, result = outcome.claim, outcome.result
-    contents = {
-        "claim": claim.name,
-        "title": claim.title,
-        "where": claim.where,
-        "tangograd": VERSION,
-        "seed": setting.seed,
-        "quick": setting.quick,
-        "seconds": round(outcome.seconds, 2),
-        "holds": result.holds,
-        **asdict(result),
-    }
-    return json.dumps(finite(contents), ensure_ascii=False, allow_nan=False)

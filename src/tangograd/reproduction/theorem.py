@@ -56,9 +56,9 @@ def spread(errors: Array, S: Array) -> Array:
 
 def predicted_slope(rates: list[float], S: Array, *, curvature: bool) -> float:
     """Return the slope of the computed :func:`spread`, ``√(tr S⁻¹P / 2)``."""
-    covariances = [computed(dt, curvature=curvature)[1] for dt in rates]
-    sizes = [np.sqrt(np.trace(np.linalg.solve(S, P)) / 2) for P in covariances]
-    return float(slope(rates, np.array(sizes)))
+    covariances = (computed(dt, curvature=curvature)[1] for dt in rates)
+    traces = [np.trace(np.linalg.solve(S, P)) for P in covariances]
+    return float(slope(rates, np.sqrt(np.array(traces) / 2)))
 
 
 def one_sigma(bias: float, sd: float) -> float:
@@ -67,7 +67,7 @@ def one_sigma(bias: float, sd: float) -> float:
 
 
 def share_error(limit: Expansion, dt: float, r: float) -> float:
-    """Return a bound on how far the probability of the ellipse ``exp(-r²/2)`` is from its limit.
+    """Return a bound on the error of the probability of an ellipse, ``1-exp(-r²/2)`` in the limit.
 
     In coordinates in which the limit is N(0, I), the error is a normal variable that is at most k
     and at least h times as wide and shifted by d: the probability is between those of the radii
@@ -112,11 +112,10 @@ def judge(errors: dict[float, Array], limit: Expansion) -> list[Verdict]:
 def measure(setting: Setting) -> Result:
     """Measure errors over many runs at each δt, and compute their mean and covariance."""
     rates, runs = (QUICK, 5) if setting.quick else (RATES, 25)
-    steps = np.array([1 / dt for dt in rates])
-    errors = {
-        dt: np.array(setting.sample(partial(_error, dt), BLOCKS * runs, f"{dt}", 0.95 * share))
-        for dt, share in zip(rates, steps / steps.sum(), strict=True)
-    }
+    errors, work = dict[float, Array](), sum(1 / dt for dt in rates)
+    for dt in rates:
+        found = setting.sample(partial(_error, dt), BLOCKS * runs, f"{dt}", 0.95 / dt / work)
+        errors[dt] = np.array(found)
     limit = gaussian.expansion(GAMMA, TIME)
     verdicts = judge(errors, limit)
     picture = fig.Picture([_sizes(errors, limit), _scatter(errors, limit.S)], legend=4)
