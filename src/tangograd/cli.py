@@ -148,14 +148,14 @@ def reproduce(
         table = Table("claim, where in the paper, quantity", "expected", "measured", "n", "verdict")
         verdicts = []
         with _shares("measuring", len(chosen), quiet) as advance:
-            for outcome in measure(
+            for claim, result in measure(
                 chosen, output, seed=seed, quick=quick, known=claims(), advance=advance
             ):
-                finished.append(outcome.claim.name)
-                claim, holds = outcome.claim, outcome.result.holds
+                finished.append(claim.name)
                 head = f"[bold]{claim.name}[/] ({escape(claim.where)})"
-                table.add_row(head, "", "", "", _word(holds), style="bold" if not holds else None)
-                for v in outcome.result.verdicts:
+                style = None if result.holds else "bold"
+                table.add_row(head, "", "", "", _word(result.holds), style=style)
+                for v in result.verdicts:
                     table.add_row(
                         f"  {escape(v.what)}", v.expected, measured(v), str(v.n), _word(v.holds)
                     )

@@ -97,5 +97,5 @@ def test_a_forgotten_factor_is_refuted(forgotten, holds):
     keep = 1.0 if forgotten else 1 - frozen.DT
     damped = keep * example.law.fisher + frozen.DT / frozen.GAMMA * np.diag(1 / frozen.C)
     limit = np.linalg.solve(damped, example.law.gradient)
-    lengths = frozen._averages(Setting("frozen"), example, 1.0) @ limit / (limit @ limit)
+    lengths = frozen._averages(Setting("frozen"), example) @ limit / (limit @ limit)
     assert frozen.mean(lengths).near("length", 1.0).holds is holds

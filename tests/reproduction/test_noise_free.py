@@ -17,19 +17,22 @@ def test_slopes_and_extrapolation_of_a_known_error():
     assert noise_free.extrapolated(errors) == pytest.approx(7, rel=1e-8)
 
 
-def _forgotten(gamma, dt, steps, damped, path, right=gaussian.noise_free):
-    right(gamma, dt, steps, False, path)
-
-
-def _a_step_short(gamma, dt, steps, damped, path, right=gaussian.noise_free):
-    right(gamma, dt, steps - 1, damped, path)
-
-
-def _steps_too_long(gamma, dt, steps, damped, path, right=gaussian.noise_free):
-    right(gamma, dt * 1.001, steps, damped, path)
-
-
-@pytest.mark.parametrize("wrong", [_forgotten, _a_step_short, _steps_too_long])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        lambda dt, steps, damped: {"dt": dt, "steps": steps, "damped": False},
+        lambda dt, steps, damped: {"dt": dt, "steps": steps - 1, "damped": damped},
+        lambda dt, steps, damped: {"dt": dt * 1.001, "steps": steps, "damped": damped},
+    ],
+    ids=["forgotten 1-δt", "a step short", "steps too long"],
+)
 def test_wrong_recursions_are_refuted(monkeypatch, wrong):
-    monkeypatch.setattr(gaussian, "noise_free", wrong)
+    right = gaussian.moments
+    monkeypatch.setattr(
+        gaussian,
+        "moments",
+        lambda gamma, dt, steps, *, noisy, damped: right(
+            gamma, noisy=noisy, **wrong(dt, steps, damped)
+        ),
+    )
     assert not noise_free.measure(Setting("noise-free")).holds

@@ -39,7 +39,7 @@ def two(monkeypatch):
 
 def test_page_and_files(tmp_path):
     outcomes = list(reproduce([fake("good"), fake("bad", error=2.0)], tmp_path, seed=3))
-    assert [o.result.holds for o in outcomes] == [True, False]
+    assert [result.holds for _, result in outcomes] == [True, False]
     assert sorted(f.name for f in tmp_path.iterdir()) == [
         "bad.json", "bad.png", "good.json", "good.png", "index.html",
     ]  # fmt: skip
@@ -62,13 +62,15 @@ def test_page_and_files(tmp_path):
 def test_raw_results_are_enough_to_draw_again(tmp_path):
     from matplotlib.figure import Figure
 
-    (outcome,) = reproduce([fake("good")], tmp_path, seed=5, quick=True)
+    ((_, result),) = reproduce([fake("good")], tmp_path, seed=5, quick=True)
     kept = json.loads((tmp_path / "good.json").read_text())
-    assert kept["samples"]["x"] == outcome.result.samples["x"].tolist()
+    assert kept["samples"]["x"] == result.samples["x"].tolist()
     assert (kept["seed"], kept["quick"], kept["holds"]) == (5, True, True)
     assert kept["verdicts"][0]["what"] == "a < b"
     figure = Figure()
-    figures.draw(figures.Picture.from_json(kept["picture"]), figure)
+    (panel,) = kept["picture"].pop("panels")
+    panel["marks"] = [figures.Mark(**mark) for mark in panel["marks"]]
+    figures.draw(figures.Picture([figures.Panel(**panel)], **kept["picture"]), figure)
     (line,) = figure.axes[0].lines
     assert line.get_ydata() == pytest.approx(kept["samples"]["x"])
     assert (line.get_label(), line.get_color()) == ("x", "black")

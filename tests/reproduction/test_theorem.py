@@ -52,7 +52,7 @@ def test_share_error_bounds_the_difference(limit):
     dt, r = 1e-5, 2.0
     bias, P = theorem.computed(dt)
     samples = np.random.default_rng(0).multivariate_normal(bias, P, 200_000)
-    share = (theorem.radius(samples, limit.S, dt) <= r).mean()
+    share = (np.linalg.norm(theorem.whitened(samples, limit.S), axis=1) <= r * dt**0.5).mean()
     difference = abs(share - (1 - np.exp(-2.0)))
     assert 0 < difference < theorem.share_error(limit, dt, r) < 0.15
 

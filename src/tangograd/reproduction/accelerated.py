@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -14,8 +13,10 @@ from tangograd.reproduction.base import Array, Result, Setting
 from tangograd.reproduction.exact import Regression
 from tangograd.reproduction.models import rows
 from tangograd.reproduction.verdicts import exact, mean, number
-from tangograd.stream import Run, tango
+from tangograd.stream import tango
 from tangograd.stream.models import linear
+
+Gradient = Callable[[Array, Array], Array]  # of y and θ_{k-1}
 
 CONDITIONS = (10, 30, 100, 300, 1000, 3000, 10_000)
 REDUCTION = 1e-3
@@ -37,72 +38,63 @@ def best_rate(q: float) -> float:
 def accelerated_mode(q: float, k: Array) -> Array:
     """Return the slowest mode under the accelerated variant at :func:`best_rate`, from 1.
 
-    ``e_k = (1-q) [(1+β) e_{k-1} - β e_{k-2}]`` then has the double root 1-√q, and with
-    ``e_1 = 1-q`` it is ``e_k = (1 + k√q) (1-√q)^k``.
+    ``e_k = (1-q) [(1+β) e_{k-1} - β e_{k-2}]`` then has the double root 1-√q, and ``e_1 = 1-q``.
     """
-    root = np.sqrt(q)
-    return np.asarray((1 + k * root) * (1 - root) ** k)
+    return np.asarray((1 + k * np.sqrt(q)) * (1 - np.sqrt(q)) ** k)
 
 
 def plain_mode(q: float, k: Array) -> Array:
-    """Return the slowest mode under TANGO at the same δt: roots 1-q and 1-δt.
+    """Return the slowest mode under TANGO at the same δt, with the roots 1-q and 1-δt.
 
-    TANGO is here averaged gradient descent, ``e_k = (1-δt) e_{k-1} + δt (1-q)^k``, so
-    ``e_k = a (1-q)^k + (1-a) (1-δt)^k`` with ``a = δt (1-q)/(δt-q)``.
+    TANGO is here averaged gradient descent, ``e_k = (1-δt) e_{k-1} + δt (1-q)^k``.
     """
     dt = best_rate(q)
     a = dt * (1 - q) / (dt - q)
     return np.asarray(a * (1 - q) ** k + (1 - a) * (1 - dt) ** k)
 
 
-def nesterov(start: Array, h: Array, *, gamma: float, beta: float, steps: int) -> Array:
-    """Run Nesterov's method: ``y = θ_{k-1} + β(θ_{k-1}-θ_{k-2})``, ``θ_k = y - γ H y``."""
+def nesterov(start: Array, gradient: Gradient, gamma: float, beta: float, steps: int) -> Array:
+    """Run ``θ_k = y - γ gradient(y, θ_{k-1})`` with ``y = θ_{k-1} + β(θ_{k-1}-θ_{k-2})``."""
     path = [start, start]
     for _ in range(steps):
         y = path[-1] + beta * (path[-1] - path[-2])
-        path.append(y - gamma * h * y)
+        path.append(y - gamma * gradient(y, path[-1]))
     return np.array(path[1:])
 
 
-def noisy_nesterov(rng: np.random.Generator, scales: Array, run: Run, *, batch: int) -> Array:
-    """Run Nesterov's method on batches, with the noise that the paper says TANGO adds.
+def noisy_gradient(rng: np.random.Generator, batch: int) -> Gradient:
+    """Return the gradient of batches, plus the noise that the paper says TANGO adds.
 
-    ``θ_k = y - γ [∇ℓ_k(y) + ξ_k]``, ``ξ_k = (Σ g̃ g̃ᵀ/B - H_k)(y - θ_{k-1})``, where ∇ℓ_k and H_k
-    are the batch's and ``y - θ_{k-1} = -β v_{k-1}``. Data and pseudo-samples are those of ``run``,
-    drawn again from the same ``rng``.
+    It is ``∇ℓ_k(y) + ξ_k``, ``ξ_k = (Σ g̃ g̃ᵀ/B - H_k)(y - θ_{k-1})``, where ∇ℓ_k and H_k are the
+    batch's and ``y - θ_{k-1} = -β v_{k-1}``; data and pseudo-samples are those that TANGO draws.
     """
-    beta, d = 1 - best_rate(GAMMA / NOISY), len(scales)
-    path = [run.theta[0], run.theta[0]]
-    for _ in range(len(run.theta) - 1):
-        draws = rng.standard_normal((batch, d + 2))  # the data's noise, x, the pseudo-sample's
+    scales = np.sqrt(spectrum(NOISY))
+
+    def gradient(y: Array, before: Array) -> Array:
+        draws = rng.standard_normal((batch, len(scales) + 2))  # noise, x, the pseudo-sample's
         x, z = draws[:, 1:-1] * scales, draws[:, -1]
-        y = path[-1] + beta * (path[-1] - path[-2])
-        gradient = x.T @ (x @ y - NOISE * draws[:, 0]) / batch
-        xi = ((z**2 - 1)[:, None] * x).T @ (x @ (y - path[-1])) / batch
-        path.append(y - GAMMA * (gradient + xi))
-    return np.array(path[1:])
+        xi = ((z**2 - 1)[:, None] * x).T @ (x @ (y - before)) / batch
+        return np.asarray(x.T @ (x @ y - NOISE * draws[:, 0]) / batch + xi)
+
+    return gradient
 
 
 def _noise_free(accelerated: bool, condition: float) -> Array:
     """Return θ after each step, from (1, 1, 1), at γ = 1/λ_max, until the slowest mode is small."""
     limit = np.log(1 / REDUCTION) * (3 * condition**0.5 if accelerated else 2 * condition)
-    steps, rng = int(limit), np.random.default_rng(0)  # nothing is drawn
-    constants = np.array([0.0, *spectrum(condition)])
-    options: dict[str, Any] = {"batch": 3, "accelerated": accelerated, "records": steps}
-    rate = best_rate(1 / condition)
-    return tango(
-        rows, np.ones(3), gamma=1.0, dt=rate, steps=steps, rng=rng, constants=constants, **options
-    ).theta
+    options: dict[str, Any] = {"steps": int(limit), "records": int(limit), "batch": 3}
+    options |= {"constants": [0.0, *spectrum(condition)], "rng": np.random.default_rng(0)}
+    rate = best_rate(1 / condition)  # and nothing is drawn
+    return tango(rows, np.ones(3), gamma=1.0, dt=rate, accelerated=accelerated, **options).theta
 
 
-def _noisy(accelerated: bool, steps: int, rng: np.random.Generator, *, batch: int) -> Run:
+def _noisy(accelerated: bool, steps: int, rng: np.random.Generator, *, batch: int) -> Array:
+    """Return θ after each step on noisy batches; every mode starts with the same excess loss."""
     scales = np.sqrt(spectrum(NOISY))
     constants = [NOISE, 1.0, *scales, 0.0, 0.0, 0.0]
     options: dict[str, Any] = {"batch": batch, "accelerated": accelerated, "records": steps}
-    start, rate = 1 / scales, best_rate(GAMMA / NOISY)  # every mode has the same part of the loss
-    return tango(
-        linear, start, gamma=GAMMA, dt=rate, steps=steps, rng=rng, constants=constants, **options
-    )
+    options |= {"dt": best_rate(GAMMA / NOISY), "steps": steps, "constants": constants}
+    return tango(linear, 1 / scales, gamma=GAMMA, rng=rng, **options).theta
 
 
 def _first_below(mode: Array) -> int:
@@ -111,109 +103,70 @@ def _first_below(mode: Array) -> int:
     return int(np.argmax(below)) if below.any() else len(mode)
 
 
-def _counts(
-    setting: Setting, accelerated: bool, form: Callable[[float, Array], Array]
-) -> tuple[list[int], list[int]]:
-    """Count steps without noise to reduce the slowest mode, in runs and in the closed form."""
-    paths = setting.map(partial(_noise_free, accelerated), CONDITIONS, 0.1)
-    modes = [
-        form(1 / condition, np.arange(len(path), dtype=np.float64))
-        for condition, path in zip(CONDITIONS, paths, strict=True)
-    ]
-    return [_first_below(path[:, 2]) for path in paths], [_first_below(mode) for mode in modes]
+def _against_nesterov(path: Array, condition: float) -> float:
+    """Return the largest difference of a path without noise from Nesterov's method."""
+    h, beta = spectrum(condition), 1 - best_rate(1 / condition)
+    other = nesterov(path[0], lambda y, _: h * y, 1.0, beta, len(path) - 1)
+    return float(np.abs(path - other).max())
 
 
-def _difference_without_noise() -> float:
-    """Return the difference from Nesterov's method, over all conditions and steps, from size 1."""
-    errors = []
-    for condition in CONDITIONS:
-        path = _noise_free(True, condition)
-        beta, steps = 1 - best_rate(1 / condition), len(path) - 1
-        other = nesterov(path[0], spectrum(condition), gamma=1.0, beta=beta, steps=steps)
-        errors.append(np.abs(path - other).max())
-    return float(max(errors))
-
-
-def _difference_with_noise(setting: Setting) -> float:
+def _against_noisy_nesterov(setting: Setting) -> float:
     """Return the difference from Nesterov's method with the paper's noise, over the start."""
     first, second = (setting.generators(1, "replayed")[0] for _ in range(2))
-    run = _noisy(True, 200, first, batch=8)
-    other = noisy_nesterov(second, np.sqrt(spectrum(NOISY)), run, batch=8)
-    return float(np.abs(run.theta - other).max() / np.abs(run.theta[0]).max())
-
-
-@dataclass(frozen=True)
-class Noisy:
-    """Many noisy runs: the excess loss relative to the start's, the slowest mode, and the mean."""
-
-    excess: Array
-    slowest: Array
-    expected: Array
-
-    @property
-    def target(self) -> int:
-        """The first step at which the expected excess loss is below a hundredth."""
-        return int(np.argmax(self.expected < 0.01))
-
-    @property
-    def level(self) -> float:
-        """The expected level of noise."""
-        return float(self.expected[LEVEL:].mean())
-
-
-def _noisy_runs(setting: Setting, accelerated: bool) -> Noisy:
-    """Run on noisy batches, and compute the expected excess loss."""
-    h, steps, n = spectrum(NOISY), 2000, 20 if setting.quick else 100
-    run = partial(_noisy, accelerated, steps, batch=BATCH)
-    runs = setting.sample(run, n, f"noisy {accelerated}", 0.38)
-    paths = np.array([run.theta for run in runs])
-    options = {"dt": best_rate(GAMMA / NOISY), "batch": BATCH, "accelerated": accelerated}
-    regression = Regression.gaussian(h, noise=NOISE)
-    expected = regression.excess(1 / np.sqrt(h), gamma=GAMMA, steps=steps, **options)
-    return Noisy(paths**2 @ h / len(h), paths[:, :, 2] * np.sqrt(h[2]), expected / expected[0])
+    path, beta = _noisy(True, 200, first, batch=8), 1 - best_rate(GAMMA / NOISY)
+    other = nesterov(path[0], noisy_gradient(second, 8), GAMMA, beta, 200)
+    return float(np.abs(path - other).max() / np.abs(path[0]).max())
 
 
 def measure(setting: Setting) -> Result:
     """Test paths without noise against closed forms, and with noise against expectations."""
-    plain, plain_expected = _counts(setting, False, plain_mode)
-    fast, fast_expected = _counts(setting, True, accelerated_mode)
-    without, replayed = _difference_without_noise(), _difference_with_noise(setting)
+    plain, fast = (setting.map(partial(_noise_free, a), CONDITIONS, 0.1) for a in (False, True))
+    counts = [[_first_below(path[:, 2]) for path in paths] for paths in (plain, fast)]
+    closed = [
+        [_first_below(mode(1 / condition, np.arange(1e5))) for condition in CONDITIONS]
+        for mode in (plain_mode, accelerated_mode)
+    ]
+    without = max(map(_against_nesterov, fast, CONDITIONS))
     setting.advance(0.04)
-    tangos, quick = (_noisy_runs(setting, accelerated) for accelerated in (False, True))
-    ratio, expected = plain[-1] / fast[-1], plain_expected[-1] / fast_expected[-1]
-    one_step = expected / fast_expected[-1]  # where rounding decides
-    slowest = float(accelerated_mode(GAMMA / NOISY, np.array(quick.target)))
+    ratio, expected = (x[0][-1] / x[1][-1] for x in (counts, closed))
+    one_step = expected / closed[1][-1]  # where rounding decides
     what = f"steps of TANGO for one accelerated step, κ={CONDITIONS[-1]}"
+    replayed = _against_noisy_nesterov(setting)
     verdicts = [
         exact("accelerated TANGO minus Nesterov's method, no noise", without, 1e-12),
         exact("the same on noisy batches, with the paper's additional noise", replayed, 1e-11),
         number(ratio).near(what, expected, within=one_step),
     ]
-    what = f"mean of the slowest mode after {quick.target} noisy accelerated steps"
-    verdicts.append(mean(quick.slowest[:, quick.target]).near(what, slowest))
-    for name, runs in (("accelerated", quick), ("TANGO", tangos)):
-        what = f"excess loss relative to the start, after {runs.target} noisy steps, {name}"
-        at_target = mean(runs.excess[:, runs.target])
-        verdicts.append(at_target.near(what, float(runs.expected[runs.target])))
+    h, steps, n = spectrum(NOISY), 2000, 20 if setting.quick else 100
+    regression, rate = Regression.gaussian(h, noise=NOISE), best_rate(GAMMA / NOISY)
+    k, right = np.unique(np.geomspace(1, steps, 60).astype(int)), list[fig.Mark]()
+    levels, at_targets, samples = [], [], dict[str, Array]()
+    for name, colour in (("TANGO", fig.BLUE), ("accelerated", fig.ORANGE)):
+        accelerated = name == "accelerated"
+        run = partial(_noisy, accelerated, steps, batch=BATCH)
+        paths = np.array(setting.sample(run, n, f"noisy {accelerated}", 0.38))
+        options = {"dt": rate, "batch": BATCH, "accelerated": accelerated, "steps": steps}
+        exactly = regression.excess(1 / np.sqrt(h), gamma=GAMMA, **options)
+        excess, target = paths**2 @ h / len(h), int(np.argmax(exactly < 0.01))
+        samples[name] = excess[:, target]
+        what = f"excess loss relative to the start, after {target} noisy steps, {name}"
+        at_targets.append(mean(samples[name]).near(what, float(exactly[target])))
+        levels.append(float(exactly[LEVEL:].mean()))
+        right += fig.averages(k, excess[:, k], exactly[k], colour)
+    what = f"mean of the slowest mode after {target} noisy accelerated steps"
+    slowest = float(accelerated_mode(GAMMA / NOISY, np.array(target)))
+    verdicts.append(mean(paths[:, target, 2] * np.sqrt(h[2])).near(what, slowest))
     what = "final level of noise, accelerated, in units of TANGO's"
-    levels = mean(quick.excess[:, LEVEL:].mean(1) / tangos.level)
-    verdicts.append(levels.near(what, quick.level / tangos.level))
-
-    k, right = np.unique(np.geomspace(1, 2000, 60).astype(int)), list[fig.Mark]()
-    for runs, colour in ((tangos, fig.BLUE), (quick, fig.ORANGE)):
-        right += fig.averages(k, runs.excess[:, k], runs.expected[k], colour)
+    level = mean(excess[:, LEVEL:].mean(1) / levels[0])
+    verdicts += [*at_targets[::-1], level.near(what, levels[1] / levels[0])]
     left = fig.panel(
-        fig.curve(CONDITIONS, plain_expected, fig.GREY, width=1.2),
-        fig.curve(CONDITIONS, fast_expected, fig.GREY, "exact, no noise", 1.2),
-        fig.points(CONDITIONS, plain, fig.BLUE, "TANGO"),
-        fig.points(CONDITIONS, fast, fig.ORANGE, "accelerated", marker="s"),
+        fig.curve(CONDITIONS, closed[0], fig.GREY, width=1.2),
+        fig.curve(CONDITIONS, closed[1], fig.GREY, "exact, no noise", 1.2),
+        fig.points(CONDITIONS, counts[0], fig.BLUE, "TANGO"),
+        fig.points(CONDITIONS, counts[1], fig.ORANGE, "accelerated", marker="s"),
         fig.expected([], [], "exact mean, with noise"), log="xy", xlabel="condition number κ",
         title="Without noise", ylabel=f"steps to {REDUCTION:g} of the error",
     )  # fmt: skip
     title, ylabel = f"With noise, κ = {NOISY:g}", "excess loss / initial"
     panels = [left, fig.panel(*right, log="y", xlabel="step", title=title, ylabel=ylabel)]
-    samples = {
-        "tango": tangos.excess[:, tangos.target],
-        "accelerated": quick.excess[:, quick.target],
-    }
     return Result(verdicts, fig.Picture(panels, (8.0, 3.9), legend=4), samples)

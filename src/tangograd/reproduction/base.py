@@ -9,29 +9,22 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
+from tangograd.reproduction.exact import Array as Array
 from tangograd.reproduction.figures import Picture
 from tangograd.reproduction.verdicts import Verdict
 
 T = TypeVar("T")
-Array = NDArray[np.float64]
 
 
 @dataclass
 class Setting:
-    """The conditions under which a claim is measured.
+    """The conditions under which a claim is measured."""
 
-    Attributes:
-        name: name of the claim; its random numbers depend on the name and the seed alone.
-        seed: the user's seed.
-        quick: whether to draw fewer samples.
-        advance: callback, called with the fraction of the claim's work that was just done.
-    """
-
-    name: str
+    name: str  # of the claim; its random numbers depend on the name and the seed alone
     seed: int = 0
-    quick: bool = False
+    quick: bool = False  # whether to draw fewer samples
+    #: Callback, called with the fraction of the claim's work that was just done.
     advance: Callable[[float], None] = field(default=lambda _: None)
 
     def generators(self, n: int, what: str = "") -> list[np.random.Generator]:
@@ -40,10 +33,9 @@ class Setting:
         return [np.random.default_rng(s) for s in np.random.SeedSequence([self.seed, key]).spawn(n)]
 
     def map(self, run: Callable[[Any], T], over: Iterable[Any], share: float) -> list[T]:
-        """Return ``[run(x) for x in over]``, computed by two threads.
+        """Return ``[run(x) for x in over]``, a share of the claim's work, computed by two threads.
 
-        The kernels release the interpreter's lock, so this uses two cores. ``share`` is the
-        fraction of the claim's work that is done here.
+        The kernels release the interpreter's lock, so this uses two cores.
         """
         items = list(over)
 
@@ -68,13 +60,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of a measurement.
-
-    Attributes:
-        verdicts: the rows of the table.
-        picture: the figure.
-        samples: further raw results for the JSON file: plain numbers, lists and dicts.
-    """
+    """Verdicts, the figure, and raw results for the JSON file: numbers, lists and dicts."""
 
     verdicts: list[Verdict]
     picture: Picture
@@ -88,15 +74,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Claim:
-    """One claim of the paper.
-
-    Attributes:
-        name: name for the command line and for files.
-        title: a few words.
-        where: place in the paper.
-        paragraphs: the claim in our words and what the picture shows, as plain text.
-        measure: does the work.
-    """
+    """One claim: its name in the command line and in files, its texts, and what measures it."""
 
     name: str
     title: str

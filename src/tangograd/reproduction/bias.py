@@ -59,18 +59,17 @@ def stationary_variance(gamma: float, degree: int = DEGREE) -> float:
     gap = nodes[:, None, None] * one - x
     x_next = x + gamma * product(gap, decay)
     s_next = s - gamma * one + gamma * product(product(gap, gap), decay)
-    rows = {}
-    x_power = one
+    rows, x_power = [], one
     for i in range(n):
         term = x_power
-        for j in range(n - i):
-            rows[i, j] = np.tensordot(weights, term, 1)[low]
+        for _ in range(n - i):
+            rows.append(np.tensordot(weights, term, 1)[low])
             term = product(term, s_next)
         x_power = product(x_power, x_next)
-    change = np.eye(len(powers)) - np.array([rows[i, j] for i, j in powers])
-    # the first power is 1, whose mean is known
+    change = np.eye(len(powers)) - np.array(rows)
+    # the first power is 1, whose mean is known, and the next is s
     moments = np.linalg.solve(change[1:, 1:], -change[1:, 0])
-    return math.exp(2 * moments[powers.index((0, 1)) - 1])
+    return math.exp(2 * moments[0])
 
 
 def tango_bias(gamma: float) -> float:
@@ -83,22 +82,17 @@ def tango_bias(gamma: float) -> float:
     return float(2 * (S[0, 0] / 2 + S[1, 1]))
 
 
-def estimate(
-    method: Callable[..., Run], gamma: float, dt: float, steps: int, rng: np.random.Generator
-) -> float:
+def estimate(method: Callable[..., Run], rng: np.random.Generator, **options: Any) -> float:
     """Return the model's variance after a long run: ``exp(2 s)``, s averaged over time."""
-    options: dict[str, Any] = {"start": OPTIMUM, "records": RECORDS}
-    run = gaussian.run(method, rng, gamma=gamma, dt=dt, steps=steps, **options)
+    run = gaussian.run(method, rng, theta=OPTIMUM, records=RECORDS, **options)
     return math.exp(2 * run.theta[FORGET + 1 :, 1].mean())
 
 
 def kink(method: Callable[..., Run], x: float) -> Run:
     """Run on the loss |x| with the minimum moved, every step recorded; nothing is random."""
-    constants = (KINK_GAMMA, x * KINK_GAMMA)
-    return method(
-        kinked, (KINK_START,), gamma=KINK_GAMMA, dt=KINK_DT, steps=KINK_STEPS,
-        rng=np.random.default_rng(0), constants=constants, records=KINK_STEPS,
-    )  # fmt: skip
+    options: dict[str, Any] = {"gamma": KINK_GAMMA, "dt": KINK_DT, "rng": np.random.default_rng(0)}
+    options |= {"steps": KINK_STEPS, "records": KINK_STEPS}
+    return method(kinked, (KINK_START,), constants=(KINK_GAMMA, x * KINK_GAMMA), **options)
 
 
 def _kinks() -> tuple[list[Verdict], fig.Panel]:
@@ -126,9 +120,10 @@ def measure(setting: Setting) -> Result:
     verdicts, found = [], dict[str, dict[float, list[float]]]()
     for gamma in GAMMAS:
         for name, method in (("averaged_sgd", averaged_sgd), ("tango", tango)):
-            run, what = partial(estimate, method, gamma, dt, steps), f"{name} {gamma}"
-            found.setdefault(name, {})[gamma] = setting.sample(run, n, what, 0.15)
-        averaged, tangos = ((np.array(samples[gamma]) - 1) / gamma for samples in found.values())
+            run = partial(estimate, method, gamma=gamma, dt=dt, steps=steps)
+            samples = setting.sample(run, n, f"{name} {gamma}", 0.15)
+            found.setdefault(name, {})[gamma] = samples
+        averaged, tangos = ((np.array(each[gamma]) - 1) / gamma for each in found.values())
         variance, target = stationary_variance(gamma), dt * tango_bias(gamma) / gamma
         # errors of the computation, and of exp(2 s): its convexity adds 2 Var s ≈ 1/steps
         error = abs(variance - stationary_variance(gamma, DEGREE - 2)) + 1 / steps
@@ -147,14 +142,9 @@ def measure(setting: Setting) -> Result:
         fig.curve(curve, 1 + 1.5 * curve, fig.GREY, "1 + 1.5 γ", 1.5, ":"),
         fig.limit(1, fig.BLACK, "truth"),
     ]
-    for name, colour, label in (
-        ("averaged_sgd", fig.ORANGE, "averaged SGD"),
-        ("tango", fig.GREEN, "TANGO"),
-    ):
-        values = np.array(list(found[name].values()))
-        centre, half = values.mean(1), 1.96 * values.std(1, ddof=1) / np.sqrt(n)
-        bars = centre - half, centre + half
-        marks.append(fig.points(list(GAMMAS), centre, colour, label, bars=bars))
+    colours, labels = (fig.ORANGE, fig.GREEN), ("averaged SGD", "TANGO")
+    for each, colour, label in zip(found.values(), colours, labels, strict=True):
+        marks.append(fig.means(GAMMAS, list(each.values()), colour, label))
     options: dict[str, Any] = {"title": "Gaussian model", "xlim": (0, None)}
     left = fig.panel(*marks, xlabel="γ", ylabel="estimated variance", **options)
     return Result(verdicts + more, fig.Picture([left, right], legend=3), found)

@@ -58,34 +58,22 @@ def _largest(example: Example, gamma: float, steps: int, rng: np.random.Generato
     return example.run(gamma, steps, rng, dt=DT).largest / bound
 
 
-def _moments(
-    setting: Setting, example: Example, patience: int, share: float
-) -> dict[float, list[float]]:
-    """Return averages of ‖v‖² over long runs, for each γR² of :data:`GRID`."""
-    n, steps = (30, 5_000) if setting.quick else (60, 40_000)
-    found = {}
-    for u in GRID:
-        run = partial(_average, example, u / example.law.R2, steps * patience)
-        found[u] = setting.sample(run, n, f"{example.title} {u}", share / len(GRID))
-    return found
-
-
-def _suprema(setting: Setting, example: Example, share: float) -> dict[int, list[float]]:
-    """Return the largest ‖v‖ of runs of several lengths, at γ = 1/R², over its bound."""
-    lengths = LENGTHS[:-1] if setting.quick else LENGTHS
-    n, found = 60 if setting.quick else 120, {}
-    for steps in lengths:
-        run = partial(_largest, example, 1 / example.law.R2, steps)
-        what, part = f"{example.title} largest {steps}", share * steps / sum(lengths)
-        found[steps] = setting.sample(run, n, what, part)
-    return found
-
-
 def measure(setting: Setting) -> Result:
     """Measure E‖v‖² over γ, and the largest ‖v‖ over the length of a run."""
-    models, patience = examples(), (PATIENCE, 1, 1)
-    squares = [_moments(setting, *each, 0.18) for each in zip(models, patience, strict=True)]
-    suprema = [_suprema(setting, example, 0.46 / 3) for example in models]
+    models, squares, suprema = examples(), [], []
+    n, steps = (30, 5_000) if setting.quick else (60, 40_000)
+    count, lengths = (60, LENGTHS[:-1]) if setting.quick else (120, LENGTHS)
+    for example, patience in zip(models, (PATIENCE, 1, 1), strict=True):
+        averages, largest = dict[float, list[float]](), dict[int, list[float]]()
+        for u in GRID:
+            run = partial(_average, example, u / example.law.R2, steps * patience)
+            averages[u] = setting.sample(run, n, f"{example.title} {u}", 0.18 / len(GRID))
+        for length in lengths:
+            run = partial(_largest, example, 1 / example.law.R2, length)
+            what, share = f"{example.title} largest {length}", length / sum(lengths)
+            largest[length] = setting.sample(run, count, what, 0.15 * share)
+        squares.append(averages)
+        suprema.append(largest)
     verdicts = []
     # At γ = 1/R² the averages of the last two have no variance; at 0.4/R² they have.
     for i, u in ((0, 1.0), (1, 0.4), (2, 0.4), (0, 1.75)):
@@ -107,21 +95,17 @@ def measure(setting: Setting) -> Result:
         fig.area(1, 3, fig.GREY),
         fig.text(1.04, 0.013, "γ > 1/R²", fig.GREY),
     ]
-    n, words = np.geomspace(50, 2e5, 3), f"the paper's bound,\nε = {EPSILON:g}"
-    right = [
-        fig.curve(n, 2 * np.sqrt(n / EPSILON), fig.RED, width=1.5),
-        fig.text(60, 320, words, fig.RED),
-    ]
+    ends, words = np.array([50, 2e5]), f"the paper's bound,\nε = {EPSILON:g}"
+    right = [fig.curve(ends, 2 * np.sqrt(ends / EPSILON), fig.RED, width=1.5)]
+    right.append(fig.text(60, 320, words, fig.RED))
     for i, colour in enumerate((fig.BLUE, fig.GREEN, fig.ORANGE)):
         law = models[i].law
         curve = law.largest_gamma * (1 - np.geomspace(0.01, 0.975, 60)[::-1])
-        left += [
-            fig.exact(curve * law.R2, [expected(models[i], gamma) for gamma in curve], colour),
-            fig.quantiles(GRID, list(squares[i].values()), colour, models[i].title),
-        ]
-        lengths = np.array(list(suprema[i]))
-        sizes = np.array(list(suprema[i].values())).T * 2 * np.sqrt(lengths / EPSILON)
-        right.append(fig.quantiles(lengths, sizes.T, colour))
+        second = [expected(models[i], gamma) for gamma in curve]
+        left.append(fig.exact(curve * law.R2, second, colour))
+        left.append(fig.quantiles(GRID, list(squares[i].values()), colour, models[i].title))
+        bounds = 2 * np.sqrt(np.array(lengths) / EPSILON)[:, None]
+        right.append(fig.quantiles(lengths, np.array(list(suprema[i].values())) * bounds, colour))
     panels = [
         fig.panel(
             *left, xlim=(0, 2), ylim=(0.01, 30), log="y", xlabel="γR²",

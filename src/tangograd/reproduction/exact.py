@@ -1,8 +1,7 @@
 """Exact moments of TANGO's velocity, for models whose gradients have a known distribution.
 
-At a fixed θ, with ``P = (1-δt)(I - γ F̂)``, the velocity obeys ``v_k = P_k v_{k-1} + γ g_k``; the
-pairs (P_k, g_k) are independent and identically distributed. So its moments obey linear recursions
-without noise, and where a moment is finite it is the solution of a linear system:
+At a fixed θ, with ``P = (1-δt)(I - γ F̂)``, the velocity obeys ``v_k = P_k v_{k-1} + γ g_k`` with
+independent and identically distributed pairs (P_k, g_k). So its moments solve linear systems:
 
 * mean: ``m = ((1-δt) E F̂ + (δt/γ) I)⁻¹ E g``, for any γ for which the next line holds;
 * second moment: ``S = E[P S P] + γ E[P m gᵀ + g mᵀ P] + γ² E[g gᵀ]``, finite if and only if the
@@ -27,8 +26,6 @@ from scipy.linalg import eigh
 from tangograd.reproduction.models import EMPIRICAL, SAMPLED
 
 Array = NDArray[np.float64]
-
-HUGE = 1e9
 
 
 def normals(n: int, points: int) -> tuple[list[Array], Array]:
@@ -70,18 +67,13 @@ def cubature(d: int) -> tuple[Array, Array]:
 class Law:
     """The joint distribution of g and F̂: points and weights of ``(g, g̃)``, and how a batch is used.
 
-    Attributes:
-        g: gradients on data, shape (n, d).
-        g_tilde: gradients on pseudo-samples, shape (n, d).
-        weights: weights of the points, shape (n,).
-        batch: the batch size B; g is the mean over the batch.
-        rank_one: whether ``F̂ = B ḡ̃ḡ̃ᵀ``, ḡ̃ the mean of g̃ over the batch (with ``E g̃ = 0``),
-            instead of the mean of ``g̃g̃ᵀ``.
+    g is the mean over the batch, and so is F̂ of ``g̃g̃ᵀ``; or, with ``rank_one`` and ``E g̃ = 0``,
+    F̂ is B times the outer product of the mean of g̃.
     """
 
-    g: Array
-    g_tilde: Array
-    weights: Array
+    g: Array  # gradients on data, shape (n, d)
+    g_tilde: Array  # gradients on pseudo-samples, shape (n, d)
+    weights: Array  # shape (n,)
     batch: int = 1
     rank_one: bool = False
 
@@ -111,17 +103,11 @@ class Law:
     @property
     def sigma2(self) -> float:
         """``σ² = E‖g‖²`` of one sample."""
-        return float(self.mean(_squares(self.g)))
+        return float(self.mean((self.g**2).sum(1)))
 
-    @property
-    def squared_norm(self) -> float:
-        """``E‖g̃‖² = tr F``."""
-        return float(self.mean(_squares(self.g_tilde)))
-
-    @property
-    def fourth_power(self) -> float:
-        """``E‖g̃‖⁴`` of one sample."""
-        return float(self.mean(_squares(self.g_tilde) ** 2))
+    def power(self, k: int) -> float:
+        """Return ``E‖g̃‖ᵏ`` of one sample for an even k; ``E‖g̃‖² = tr F``."""
+        return float(self.mean((self.g_tilde**2).sum(1) ** (k // 2)))
 
     @cached_property
     def R2(self) -> float:  # noqa: N802
@@ -139,9 +125,8 @@ class Law:
     def sandwich(self, S: Array) -> Array:
         """Return ``E[F̂ S F̂]`` for a symmetric S.
 
-        For a mean over the batch it is ``K(S)/B + (1-1/B) FSF`` with ``K(S) = E[g̃g̃ᵀ S g̃g̃ᵀ]``. For
-        rank one, ``B ḡ̃ḡ̃ᵀ = Σ g̃_i g̃_jᵀ/B``, the pairs of equal indices also give
-        ``(1-1/B)(FSF + tr(SF) F)``.
+        It is ``K(S)/B + (1-1/B) FSF`` with ``K(S) = E[g̃g̃ᵀ S g̃g̃ᵀ]``. For rank one, the pairs of
+        equal indices in ``B ḡ̃ḡ̃ᵀ = Σ g̃_i g̃_jᵀ/B`` also give ``(1-1/B)(FSF + tr(SF) F)``.
         """
         F, one = self.fisher, 1 / self.batch
         along = (self.g_tilde @ S * self.g_tilde).sum(1)
@@ -152,13 +137,10 @@ class Law:
 
     @cached_property
     def quadratic(self) -> Array:
-        """The matrix of ``S ↦ E[F̂ S F̂]``, which maps vec S to vec E[F̂ S F̂]."""
-        F, one = self.fisher, 1 / self.batch
-        outer = (self.g_tilde[:, :, None] * self.g_tilde[:, None, :]).reshape(len(self.g), -1)
-        pairs = np.kron(F, F)
-        if self.rank_one:
-            pairs = 2 * pairs + np.outer(F, F)
-        return one * self._product(outer, outer) + (1 - one) * pairs
+        """The matrix of :meth:`sandwich`, which maps vec S to vec E[F̂ S F̂]."""
+        d = len(self.gradient)
+        columns = [self.sandwich(S).ravel() for S in np.eye(d * d).reshape(-1, d, d)]
+        return np.stack(columns, axis=1)
 
     @property
     def largest_gamma(self) -> float:
@@ -166,8 +148,8 @@ class Law:
 
         ``E[P S P] = S - γ L(S) + γ² Q(S)`` with ``L(S) = FS + SF``, ``Q(S) = E[F̂ S F̂]``, both
         positive on symmetric matrices, and the map keeps positive matrices positive, so that its
-        radius is its largest eigenvalue: it passes 1 at ``γ = 1/λ_max(L⁻¹ Q)``. As ``Q(I) ≼ R² F``
-        and by taking ``S = I``, that is between ``2/R²`` and ``2 E‖g̃‖²/E‖g̃‖⁴``.
+        radius is its largest eigenvalue: it passes 1 at ``γ = 1/λ_max(L⁻¹ Q)``, which is between
+        ``2/R²`` (as ``Q(I) ≼ R² F``) and ``2 E‖g̃‖²/E‖g̃‖⁴`` (by taking ``S = I``).
         """
         return float(1 / eigh(self.quadratic, self._L, eigvals_only=True)[-1])
 
@@ -196,30 +178,27 @@ class Law:
         return float(np.abs(np.linalg.eigvals(self.propagator(gamma, dt))).max())
 
     def second_moment(self, gamma: float, dt: float = 0.0) -> Array:
-        """Return the stationary ``E vvᵀ``.
-
-        Raises:
-            ValueError: if it is infinite.
-        """
+        """Return the stationary ``E vvᵀ``; raise :class:`ValueError` if it is infinite."""
         if self.radius(gamma, dt) >= 1:
             raise ValueError(f"the second moment of v is infinite at gamma={gamma}")
         d, m, one = len(self.gradient), self.limit(gamma, dt), 1 / self.batch
         third = one * self._product((self.g_tilde @ m)[:, None] * self.g_tilde, self.g)
         third += (1 - one) * np.outer(self.fisher @ m, self.gradient)  # E[F̂ m gᵀ]
         cross = gamma * (1 - dt) * (np.outer(m, self.gradient) - gamma * third)
-        source = cross + cross.T + gamma**2 * self._gradient_square
+        square = one * self._product(self.g, self.g)
+        square += (1 - one) * np.outer(self.gradient, self.gradient)  # E[g gᵀ]
+        source = cross + cross.T + gamma**2 * square
         system = np.eye(d * d) - self.propagator(gamma, dt)
         return np.asarray(np.linalg.solve(system, source.ravel()), np.float64).reshape(d, d)
-
-    def fluctuation(self, gamma: float) -> float:
-        """Return the stationary ``E‖v-m‖²/‖m‖²`` at δt = 0, m the natural gradient."""
-        m = self.limit(gamma)
-        return float(np.trace(self.covariance(gamma)) / (m @ m))
 
     def covariance(self, gamma: float) -> Array:
         """Return the stationary covariance W of v at δt = 0."""
         m = self.limit(gamma)
         return self.second_moment(gamma) - np.outer(m, m)
+
+    def fluctuation(self, gamma: float) -> float:
+        """Return the stationary ``E‖v-m‖²/‖m‖²`` at δt = 0, m the natural gradient."""
+        return float(np.trace(self.covariance(gamma)) / (self.limit(gamma) ** 2).sum())
 
     def diffusion(self, gamma: float) -> Array:
         """Return the rate of variance of θ in units of δt, as δt → 0.
@@ -231,21 +210,12 @@ class Law:
         return np.asarray(half + half.T - W, np.float64)
 
     @cached_property
-    def _gradient_square(self) -> Array:
-        single, pairs = self._product(self.g, self.g), np.outer(self.gradient, self.gradient)
-        return single / self.batch + (1 - 1 / self.batch) * pairs
-
-    @cached_property
     def _L(self) -> Array:  # noqa: N802
         identity = np.eye(len(self.gradient))
         return np.kron(self.fisher, identity) + np.kron(identity, self.fisher)
 
     def _product(self, a: Array, b: Array) -> Array:
         return np.asarray((self.weights[:, None] * a).T @ b, np.float64)
-
-
-def _squares(x: Array) -> Array:
-    return np.asarray((x**2).sum(1))
 
 
 def gaussian_law(mean: float = 0.0, theta: ArrayLike = (0.0, 0.0)) -> Law:
@@ -262,38 +232,26 @@ def logistic_law(scales: Sequence[float], truth: Sequence[float], points: int = 
     features, weights = normals(len(scales), points)
     x = np.stack(features, axis=1) * np.asarray(scales)
     p = 1 / (1 + np.exp(-x @ np.asarray(truth)))
-    cases = [
-        ((0.5 - y) * x, (0.5 - y_tilde) * x, weights * (p if y else 1 - p) / 2)
-        for y in (0, 1)
-        for y_tilde in (0, 1)
-    ]
-    g, g_tilde, probabilities = (np.concatenate(parts) for parts in zip(*cases, strict=True))
-    return Law(g, g_tilde, probabilities)
+    g = np.concatenate([x / 2, x / 2, -x / 2, -x / 2])  # the label is 0, 0, 1, 1
+    g_tilde = np.concatenate([x / 2, -x / 2, x / 2, -x / 2])
+    return Law(g, g_tilde, np.concatenate([1 - p, 1 - p, p, p]) * np.tile(weights / 2, 4))
 
 
 def coin_law(p: float, q: float) -> Law:
     """Return the law of a coin of probability p, on data of probability q: ``g = p - y``."""
-    y, y_tilde = np.array([0.0, 0.0, 1.0, 1.0]), np.array([0.0, 1.0, 0.0, 1.0])
+    y, y_tilde = np.array([[0.0, 0.0, 1.0, 1.0], [0.0, 1.0, 0.0, 1.0]])
     weights = np.where(y == 1, q, 1 - q) * np.where(y_tilde == 1, p, 1 - p)
     return Law((p - y)[:, None], (p - y_tilde)[:, None], weights)
 
 
 @dataclass(frozen=True)
 class Regression:
-    """A linear regression ``y ~ N(⟨x, θ⟩, σ²)``: points and weights of one sample.
+    """A linear regression ``y ~ N(⟨x, θ⟩, σ²)``: points and weights of one sample."""
 
-    Attributes:
-        x: features, shape (n, d).
-        noise: ``y - ⟨x, θ*⟩``, shape (n,).
-        factor: ``g̃ = factor · x``, shape (n,).
-        weights: weights of the points, shape (n,).
-        sigma: σ.
-    """
-
-    x: Array
-    noise: Array
-    factor: Array
-    weights: Array
+    x: Array  # features, shape (n, d)
+    noise: Array  # y - ⟨x, θ*⟩, shape (n,)
+    factor: Array  # g̃ = factor · x, shape (n,)
+    weights: Array  # shape (n,)
     sigma: float = 1.0
 
     @classmethod
@@ -306,7 +264,7 @@ class Regression:
         kind: int = SAMPLED,
         offset: ArrayLike | None = None,
     ) -> Regression:
-        """Return a regression on Gaussian features.
+        """Return a regression on Gaussian features, with one of the Fisher estimates at ``θ* + δ``.
 
         The residual ``r = ⟨x, δ⟩ - noise`` at ``θ* + δ`` is Gaussian and ``x = a r + u`` with u
         independent of r, so that a product formula is exact up to degree 9 in r and 5 in u.
@@ -315,8 +273,8 @@ class Regression:
             covariance: covariance of the features (a vector stands for a diagonal).
             noise: standard deviation of the noise in the data.
             sigma: standard deviation of the noise in the model.
-            kind: the Fisher estimate, SAMPLED, EXPECTED or EMPIRICAL (at ``θ* + δ``).
-            offset: δ, zero by default; EMPIRICAL needs the degree 8 in r.
+            kind: SAMPLED, EXPECTED or EMPIRICAL, which is of degree 8 in r.
+            offset: δ, zero by default.
         """
         phi = np.asarray(covariance, np.float64)
         phi = np.diag(phi) if phi.ndim == 1 else phi
@@ -361,19 +319,11 @@ class Regression:
     ) -> Array:
         """Return ``E uuᵀ``, ``u = (v, e, 1)`` with ``e = θ - θ*``, after 0, …, ``steps`` steps.
 
-        The shape is (steps + 1, 2d + 1, 2d + 1). With ``w = ((1-δt) v, e, 1)`` a step is
-        ``v' = G w`` for a matrix G that depends on the sample alone, and ``e' = e - δt v'``. So
-        the second moments are multiplied by ``E[G⊗G]``, which for a mean over a batch is
+        The shape is (steps + 1, 2d + 1, 2d + 1), v_0 is 0, e_0 is ``error``, and the options are
+        those of :func:`~tangograd.stream.tango`. With ``w = ((1-δt) v, e, 1)`` a step is ``v' = G
+        w`` for a matrix G that depends on the sample alone, and ``e' = e - δt v'``. So the second
+        moments are multiplied by ``E[G⊗G]``, which for a mean over a batch is
         ``E[G⊗G]/B + (1-1/B) E G⊗E G``.
-
-        Args:
-            error: e_0; v_0 = 0.
-            gamma: γ.
-            dt: δt; a number, or δt_0, …, δt_steps.
-            steps: number of steps.
-            C: diagonal of the preconditioner; ones by default.
-            batch: B.
-            accelerated: whether ``θ_k = θ_{k-1} - v_k``.
         """
         points, d = self.x.shape
         n = 2 * d + 1
@@ -390,8 +340,7 @@ class Regression:
         pairs = (once / batch + (1 - 1 / batch) * twice).reshape(n, n, n, n)
         K = pairs.swapaxes(1, 2).reshape(n * n, n * n)
         rates = np.broadcast_to(np.asarray(dt, np.float64), (steps + 1,))
-        start = np.concatenate([np.zeros(d), np.asarray(error, np.float64), [1.0]])
-        out = np.empty((steps + 1, n, n))
+        out, start = np.empty((steps + 1, n, n)), [*np.zeros(d), *np.asarray(error), 1.0]
         out[0] = np.outer(start, start)
         keep, move = np.ones(n), np.eye(n)
         for k in range(1, steps + 1):
@@ -402,13 +351,8 @@ class Regression:
         return out
 
     def excess(self, error: ArrayLike, **options: object) -> Array:
-        """Return ``½ E eᵀΦe``, σ² times the expected excess loss, after each step of a path."""
+        """Return the expected excess loss after each step of a path, relative to the start's."""
         d = self.x.shape[1]
         squares = self.path(error, **options)[:, d:-1, d:-1]  # type: ignore[arg-type]
-        phi = (self.weights[:, None] * self.x).T @ self.x
-        return np.asarray(np.tensordot(squares, phi, 2) / 2)
-
-
-def finite(v: ArrayLike) -> Array:
-    """Replace infinite, undefined and huge values by ±1e9, which every bound refutes."""
-    return np.clip(np.nan_to_num(np.asarray(v, np.float64), nan=HUGE), -HUGE, HUGE)
+        excess = np.tensordot(squares, (self.weights[:, None] * self.x).T @ self.x, 2)
+        return np.asarray(excess / excess[0])

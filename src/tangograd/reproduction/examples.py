@@ -4,62 +4,38 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from tangograd.reproduction.base import Array
-from tangograd.reproduction.exact import (
-    Law,
-    Regression,
-    coin_law,
-    finite,
-    gaussian_law,
-    logistic_law,
-)
+from tangograd.reproduction.exact import Law, Regression, coin_law, gaussian_law, logistic_law
 from tangograd.reproduction.models import COIN, GAUSSIAN, LINEAR, LOGISTIC, chosen
 from tangograd.stream import Run, tango
 from tangograd.stream.tango import Gradients
 
-SCALES, OFFSET = (1.0, 0.5), (1.0, 1.0)
+SCALES, OFFSET, HUGE = (1.0, 0.5), (1.0, 1.0), 1e9
 
 
 @dataclass(frozen=True)
 class Example:
-    """A model at a fixed θ.
-
-    Attributes:
-        title: name for tables and pictures.
-        law: distribution of its gradients.
-        theta: θ.
-        constants: constants of the model.
-        model: the compiled model.
-    """
+    """A model at a fixed θ: its name, the law of its gradients, θ, and the compiled model."""
 
     title: str
     law: Law
-    theta: tuple[float, ...]
+    theta: ArrayLike
     constants: tuple[float, ...]
     model: Gradients = chosen
 
-    def run(
-        self,
-        gamma: float,
-        steps: int,
-        rng: np.random.Generator,
-        *,
-        dt: float = 0.0,
-        C: Array | None = None,
-        v: ArrayLike | None = None,
-        records: int = 1,
-    ) -> Run:
-        """Run TANGO at the fixed θ; infinite velocities are replaced by finite, huge ones."""
-        run = tango(
-            self.model, self.theta, gamma=gamma, dt=dt, steps=steps, rng=rng,
-            constants=self.constants, v=v, C=C, batch=self.law.batch,
-            rank_one=self.law.rank_one, frozen=True, records=records,
-        )  # fmt: skip
-        return run._replace(v=finite(run.v), largest=float(finite(run.largest)))
+    def run(self, gamma: float, steps: int, rng: np.random.Generator, **options: Any) -> Run:
+        """Run TANGO at the fixed θ; what is not finite or huge becomes ±1e9, beyond any bound."""
+        options = {"dt": 0.0, "batch": self.law.batch, "rank_one": self.law.rank_one} | options
+        options |= {"steps": steps, "rng": rng, "constants": self.constants}
+        run = tango(self.model, self.theta, gamma=gamma, frozen=True, **options)
+        v, largest = (
+            np.clip(np.nan_to_num(x, nan=HUGE), -HUGE, HUGE) for x in (run.v, run.largest)
+        )
+        return run._replace(v=v, largest=float(largest))
 
 
 def gaussian() -> Example:

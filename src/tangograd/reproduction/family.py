@@ -11,7 +11,7 @@ import numpy as np
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
 from tangograd.reproduction.base import Array, Result, Setting
-from tangograd.reproduction.gaussian import M, half_plane
+from tangograd.reproduction.gaussian import half_plane
 from tangograd.reproduction.verdicts import exact, quantile
 from tangograd.stream import averaged_sgd, tango
 
@@ -23,7 +23,6 @@ EVERY = 20  # steps from one recorded θ to the next; overshoots take hundreds
 NEAR_SGD = (0.99, 0.999)
 STEPS, AWAY = 20_000, 100  # for comparisons with SGD: number of steps, and those of the first jumps
 COLOURS = (fig.BLUE, fig.SKY, fig.PURPLE, fig.RED, fig.ORANGE, fig.GREEN)
-CURVE = np.geomspace(1, 1e-5, 31)
 
 
 def steps(dt: float) -> int:
@@ -37,14 +36,9 @@ def _tango(dt: float, rng: np.random.Generator) -> Array:
 
 
 def against_sgd(rngs: Sequence[np.random.Generator]) -> tuple[float, list[float]]:
-    """Compare TANGO with plain SGD at the rate γ.
+    """Return the largest difference of TANGO at δt = 1 from plain SGD at the rate γ.
 
-    Args:
-        rngs: four generators of the same random numbers.
-
-    Returns:
-        The largest difference of any parameter at any step at δt = 1, and the largest ones after
-        the first :data:`AWAY` steps at the δt of :data:`NEAR_SGD`.
+    Also return those at the δt of :data:`NEAR_SGD`, after the first :data:`AWAY` steps.
     """
     run = partial(gaussian.run, gamma=GAMMA, steps=STEPS, records=STEPS)
     # the fast parameters of averaged SGD, which are recorded as v, are those of SGD
@@ -54,20 +48,6 @@ def against_sgd(rngs: Sequence[np.random.Generator]) -> tuple[float, list[float]
         for dt, rng in zip((1.0, *NEAR_SGD), rngs[1:], strict=True)
     ]
     return float(differences[0].max()), [float(d[AWAY:].max()) for d in differences[1:]]
-
-
-def until_optimum(theta: Array) -> Array:
-    """Return a path in (μ, ln σ) up to its arrival at the optimum, thinned, in (μ, σ)."""
-    there = np.hypot(theta[:, 0] - M, theta[:, 1]) < 0.2
-    theta = theta[: np.argmax(there) + 1] if there.any() else theta
-    return half_plane(gaussian.thinned(theta, apart=0.05))
-
-
-def noise_free_peak(dt: float) -> float:
-    """Return the largest σ with mean gradients and Fisher matrices in place of samples."""
-    path = np.empty((steps(dt) // EVERY + 1, 2))
-    gaussian.noise_free(GAMMA, dt, steps(dt), True, path)
-    return float(np.exp(path[:, 1].max()))
 
 
 def measure(setting: Setting) -> Result:
@@ -84,7 +64,7 @@ def measure(setting: Setting) -> Result:
         if dt in DRAWN:
             name = f"δt = {dt:g}" + (" (SGD)" if dt == 1 else "")
             middle = runs[int(np.argsort(peaks[dt])[n // 2])]
-            paths.append(fig.path(until_optimum(middle), COLOURS[len(paths)], name))
+            paths.append(fig.path(half_plane(middle), COLOURS[len(paths)], name))
     what = f"largest difference of δt = 1 from SGD, {STEPS} steps"
     verdicts = [exact(what, max(difference for difference, _ in compared), 1e-12)]
     what = f"median ratio of the distances from SGD, δt = {NEAR_SGD[0]} to {NEAR_SGD[1]}"
@@ -95,19 +75,13 @@ def measure(setting: Setting) -> Result:
         ratios = np.divide(deviations[coarse], deviations[fine])
         what = f"median ratio of the deviations from the circle, δt = {coarse:g} to {fine:g}"
         verdicts.append(quantile(ratios).at_least(what, 2.0))
-    noise_free = [noise_free_peak(dt) for dt in CURVE]
-    left = fig.panel(
-        fig.path(gaussian.circle(300), fig.GREY, "natural gradient", 6), *paths,
-        *fig.ends((0, 1), (10, 1)), log="y", xlabel="μ", ylabel="σ", ylim=(0.6, 60),
-        title="Paths of TANGO",
-    )  # fmt: skip
-    every = fig.quantiles(
-        rates, list(peaks.values()), fig.GREEN, "TANGO: median and 90% of runs", 0.05
-    )
+    title = "Paths of TANGO"
+    left = gaussian.half_plane_panel(*paths, log="y", ylim=(0.6, 60), title=title)
+    words, every = "TANGO: median and 90% of runs", list(peaks.values())
     right = fig.panel(
-        every, fig.curve(CURVE, noise_free, fig.BLACK, "without noise", 1),
+        fig.quantiles(rates, every, fig.GREEN, words, 0.05),
         fig.limit(26**0.5, fig.GREY, lw=6, alpha=0.45),
-        fig.limit(GAMMA, fig.GREY, axis="x", ls=":"),
+        fig.curve([GAMMA, GAMMA], [0.1, 100], fig.GREY, width=1.2, style=":"),
         fig.text(GAMMA / 1.2, 0.75, "δt = γ", fig.GREY), log="xy", xlabel="δt", ylabel="σ",
         xlim=(2, 5e-6), ylim=(0.6, 60), title="Largest σ of a run",
     )  # fmt: skip

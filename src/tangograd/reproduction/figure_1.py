@@ -21,22 +21,17 @@ POINTS = 1000
 PEAKS = (22.7, 36.4)  # where 95% of the runs at δt=1e-4 have the largest σ²
 
 
-def _run(
-    method: Callable[..., Run], gamma: float, dt: float, time: float, rng: np.random.Generator
-) -> Array:
+def _run(method: Callable[..., Run], gamma: float, dt: float, time: float, rng: Any) -> Array:
     """Return the path of a run in (μ, σ)."""
     options: dict[str, Any] = {"steps": round(time / dt), "records": POINTS}
     return gaussian.half_plane(gaussian.run(method, rng, gamma=gamma, dt=dt, **options).theta)
 
 
 def noise_free_peaks() -> tuple[float, float]:
-    """Return the largest σ² on the paths of SGD and of averaged SGD, with the mean gradient.
-
-    SGD is then ``dθ/dt = -A f(θ)``, as the fast parameters of averaged SGD are at the rate 1.
-    """
-    sgd = gaussian.averaged_flow(1.0, SGD_RATE * SGD_STEPS)
-    averaged = gaussian.averaged_flow(GAMMA / RATES[0], TIME)
-    return float(np.exp(2 * sgd[:, 1].max())), float(np.exp(2 * averaged[:, 3].max()))
+    """Return the largest σ² on the paths of SGD and of averaged SGD, with the mean gradient."""
+    sgd = gaussian.gradient_flow(SGD_RATE * SGD_STEPS)
+    averaged = gaussian.gradient_flow(TIME, rate=GAMMA / RATES[0])
+    return float(np.exp(2 * sgd[:, 2].max())), float(np.exp(2 * averaged[:, 4].max()))
 
 
 def measure(setting: Setting) -> Result:
@@ -51,7 +46,7 @@ def measure(setting: Setting) -> Result:
     runs = {what: setting.sample(run, n, what, share) for what, share, run in cases}
     peaks = {what: [float((p[:, 1] ** 2).max()) for p in paths] for what, paths in runs.items()}
     coarse, fine, averaged, sgd = peaks.values()
-    far, near = ([gaussian.deviation(p) for p in list(runs.values())[i]] for i in (0, 1))
+    far, near = ([gaussian.deviation(p) for p in paths] for paths in list(runs.values())[:2])
     low, high = PEAKS
     sgd_peak, averaged_peak = noise_free_peaks()
     verdicts = [
@@ -71,14 +66,11 @@ def measure(setting: Setting) -> Result:
         quantile(sgd).near("median peak σ² of SGD", sgd_peak, within=0.01 * sgd_peak),
     ]
     panels = [
-        fig.panel(
-            fig.path(gaussian.circle(), fig.GREY, "natural gradient", 5),
+        gaussian.half_plane_panel(
             fig.path(paths[0], fig.GREEN, "TANGO"),
             fig.path(runs["averaged"][0], fig.ORANGE, "averaged SGD"),
             fig.path(runs["sgd"][0], fig.BLUE, "SGD"),
-            *fig.ends((0, 1), (10, 1)),
-            title=f"TANGO at δt = {dt:g}", xlabel="μ", ylabel="σ", aspect="equal",
-            xlim=(-0.6, 10.6), ylim=(0, 10.6),
+            title=f"TANGO at δt = {dt:g}", aspect="equal", xlim=(-0.6, 10.6), ylim=(0, 10.6),
         )
         for dt, paths in zip(RATES, runs.values(), strict=False)
     ]  # fmt: skip

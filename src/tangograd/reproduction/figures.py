@@ -1,7 +1,6 @@
 """Figures as data: panels of curves, points, bands, limits and words, drawn by :func:`draw`.
 
-A mark is a call of a method of matplotlib's axes, and so a picture can be written to JSON, read
-again, and drawn from the file alone.
+A mark is a call of a method of matplotlib's axes, so that a picture can be written to JSON.
 """
 
 from __future__ import annotations
@@ -34,13 +33,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Panel:
-    """One pair of axes.
-
-    Attributes:
-        marks: the marks, in the order in which they are drawn.
-        options: properties of the axes: ``title``, ``xlabel``, ``xscale``, ``ylim``, ….
-        legend: place of a legend inside the axes.
-    """
+    """One pair of axes: marks, properties of the axes, and the place of a legend inside them."""
 
     marks: Sequence[Mark]
     options: dict[str, Any] = field(default_factory=dict)
@@ -49,30 +42,13 @@ class Panel:
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure.
+    """A figure."""
 
-    Attributes:
-        panels: row by row.
-        size: width and height in inches; 8 wide is readable in a README.
-        legend: number of columns of the legend below the panels, 0 for none.
-        rows: number of rows.
-        ratios: relative widths or heights, as in ``plt.subplots``.
-    """
-
-    panels: Sequence[Panel]
-    size: Sequence[float] = (8.0, 4.5)
-    legend: int = 0
+    panels: Sequence[Panel]  # row by row
+    size: Sequence[float] = (8.0, 4.5)  # in inches; 8 wide is readable in a README
+    legend: int = 0  # number of columns of the legend below the panels, 0 for none
     rows: int = 1
-    ratios: dict[str, Any] = field(default_factory=dict)
-
-    @classmethod
-    def from_json(cls, kept: dict[str, Any]) -> Picture:
-        """Return the picture that was written to JSON."""
-        panels = [
-            Panel(**panel | {"marks": [Mark(**mark) for mark in panel["marks"]]})
-            for panel in kept["panels"]
-        ]
-        return cls(**kept | {"panels": panels})
+    layout: dict[str, Any] = field(default_factory=dict)  # as in ``plt.subplots``
 
 
 def curve(
@@ -99,10 +75,20 @@ def expected(x: ArrayLike, y: ArrayLike, label: str | None = None) -> Mark:
     return curve(x, y, BLACK, label, 1.0, ":")
 
 
-def path(rows: ArrayLike, colour: str, label: str | None = None, width: float = 1.4) -> Mark:
-    """Return the path through rows (x, y), rounded; paths wider than 4 are pale."""
-    x, y = np.asarray(rows, np.float64).T.round(4)
-    return curve(x, y, colour, label, width, alpha=0.45 if width > 4 else 1.0)
+def path(
+    rows: ArrayLike, colour: str, label: str | None = None, width: float = 1.4, style: str = "-"
+) -> Mark:
+    """Return the path through rows (x, y), without points nearer than 0.02 to the last one.
+
+    Paths wider than 4 are pale.
+    """
+    first, *others = np.asarray(rows, np.float64).round(4)
+    kept = [first]
+    for point in others:
+        if np.abs(point - kept[-1]).max() >= 0.02:
+            kept.append(point)
+    x, y = np.transpose(kept)
+    return curve(x, y, colour, label, width, style, 0.45 if width > 4 else 1.0)
 
 
 def points(
@@ -117,13 +103,11 @@ def points(
     hollow: bool = False,
 ) -> Mark:
     """Return markers, with error bars from ``bars[0]`` to ``bars[1]`` where these are given."""
-    centre = np.atleast_1d(np.asarray(y, np.float64))
     options: dict[str, Any] = {"fmt": marker, "ms": size, "color": colour, "label": label}
     options |= {"mfc": "white" if hollow else colour, "lw": 1.2, "zorder": 3}
     if bars is not None:
-        low, high = np.asarray(bars, np.float64)
-        options["yerr"] = [np.atleast_1d(centre - low), np.atleast_1d(high - centre)]
-    return Mark("errorbar", [np.atleast_1d(np.asarray(x)), centre], options)
+        options["yerr"] = np.abs(np.asarray(bars) - np.asarray(y))
+    return Mark("errorbar", [np.atleast_1d(x), np.atleast_1d(y)], options)
 
 
 def quantiles(
@@ -132,6 +116,13 @@ def quantiles(
     """Return the medians of rows of samples, with bars between the quantiles low and 1-low."""
     bottom, middle, top = np.quantile(np.asarray(samples), [low, 0.5, 1 - low], axis=-1)
     return points(x, middle, colour, label, bars=(bottom, top))
+
+
+def means(x: ArrayLike, samples: ArrayLike, colour: str, label: str | None = None) -> Mark:
+    """Return the means of rows of samples, with bars of two standard errors."""
+    rows = np.asarray(samples)
+    centre, two = rows.mean(1), 2 * rows.std(1, ddof=1) / np.sqrt(rows.shape[1])
+    return points(x, centre, colour, label, bars=(centre - two, centre + two), size=4)
 
 
 def averages(
@@ -145,12 +136,10 @@ def averages(
     return [band, means, expected(x, exactly)]
 
 
-def limit(
-    value: float, colour: str, label: str | None = None, axis: str = "y", **options: Any
-) -> Mark:
-    """Return a line across the whole panel at a value of y, or x."""
+def limit(value: float, colour: str, label: str | None = None, **options: Any) -> Mark:
+    """Return a line across the whole panel at a value of y."""
     options = {"color": colour, "label": label, "lw": 1.2, "zorder": 0} | options
-    return Mark("axhline" if axis == "y" else "axvline", [value], options)
+    return Mark("axhline", [value], options)
 
 
 def area(low: float, high: float, colour: str, label: str | None = None) -> Mark:
@@ -163,11 +152,6 @@ def text(x: float, y: float, words: str, colour: str, **options: Any) -> Mark:
     return Mark("text", [x, y, words], {"color": colour, "fontsize": 9} | options)
 
 
-def ends(start: tuple[float, float], end: tuple[float, float]) -> tuple[Mark, Mark]:
-    """Return the marks of the start and of the optimum of paths."""
-    return points(*start, RED), points(*end, RED, marker="*", size=10.0)
-
-
 def panel(*marks: Mark, legend: str | None = None, log: str = "", **options: Any) -> Panel:
     """Return a panel; ``log="xy"`` stands for two logarithmic scales."""
     return Panel(marks, {f"{axis}scale": "log" for axis in log} | options, legend)
@@ -176,7 +160,7 @@ def panel(*marks: Mark, legend: str | None = None, log: str = "", **options: Any
 def draw(picture: Picture, figure: Figure) -> None:
     """Draw a picture on an empty figure; labels that occur twice are named once."""
     columns, named = len(picture.panels) // picture.rows, dict[str, Any]()
-    axes = figure.subplots(picture.rows, columns, squeeze=False, **picture.ratios).ravel()
+    axes = figure.subplots(picture.rows, columns, squeeze=False, **picture.layout).ravel()
     for ax, panel in zip(axes, picture.panels, strict=True):
         for mark in panel.marks:
             getattr(ax, mark.method)(*mark.args, **mark.options)
@@ -189,9 +173,5 @@ def draw(picture: Picture, figure: Figure) -> None:
             handles, labels = ax.get_legend_handles_labels()
             named |= dict(zip(labels, handles, strict=True))
     if picture.legend:
-        place: dict[str, Any] = {
-            "loc": "outside lower center",
-            "ncols": picture.legend,
-            "frameon": False,
-        }
-        figure.legend(list(named.values()), list(named), **place)
+        place: dict[str, Any] = {"loc": "outside lower center", "ncols": picture.legend}
+        figure.legend(list(named.values()), list(named), frameon=False, **place)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +21,7 @@ OFFSET, RHO, NOISE, C = (0.3, -0.2, 0.15), 0.6, 0.3, np.array([1.0, 2.0, 0.5])
 GAMMA = DT = 0.03
 # Speed and fluctuations: F = I, the gradient and the noise of size 1, no damping.
 DIMENSIONS, DIMENSION, BATCHES = (2, 8, 32), 8, (1, 4, 16, 64)
+CHECKED = 16
 #: The Fisher estimates: name, kind of g̃, and whether a batch gives one outer product.
 KINDS = {
     "sampled": (SAMPLED, False),
@@ -39,122 +39,45 @@ def estimate(
     covariance = toeplitz(rho ** np.arange(len(delta)))
     regression = Regression.gaussian(covariance, noise=noise, kind=kind, offset=delta)
     law = replace(regression.law(delta), batch=batch, rank_one=rank_one)
-    constants = (float(kind), rho, noise)
-    return Example(name, law, tuple(delta.tolist()), constants, correlated_regression)
+    return Example(name, law, delta, (kind, rho, noise), correlated_regression)
 
 
-def exact_steps(example: Example) -> float:
-    """Return the steps in which the mean of v forgets its start at ``γ = 1/R²``, ``R²/λ``.
-
-    λ is the eigenvalue of ``E F̂`` in the direction of ``E g``, for uncorrelated features.
-    """
-    law = example.law
-    along = law.gradient @ law.fisher @ law.gradient / (law.gradient @ law.gradient)
-    return float(law.R2 / along)
-
-
-def _averages(setting: Setting, example: Example, share: float) -> Array:
-    """Return averages of v over long runs from 0, without their first tenths; one row a run.
-
-    v forgets by at least ``1-δt`` a step: its start then contributes less than e⁻¹⁵.
-    """
+def _averages(setting: Setting, example: Example) -> Array:
+    """Return averages of v over long runs from 0, one row a run."""
     n, steps = (40, 5_000) if setting.quick else (60, 50_000)
 
     def one(rng: np.random.Generator) -> Array:
         v = example.run(GAMMA, steps, rng, dt=DT, C=C, records=steps).v
-        return np.asarray(v[steps // 10 :].mean(0))
+        return np.asarray(v[steps // 10 :].mean(0))  # the start contributes less than e⁻¹⁵
 
-    return np.stack(setting.sample(one, n, example.title, share))
+    return np.stack(setting.sample(one, n, example.title, 0.1))
 
 
-def _remaining(
-    setting: Setting, d: int, colour: str, share: float
-) -> tuple[list[fig.Mark], list[float], float]:
-    """Return what the mean of v lacks of m after k steps at ``γ = 1/R²``: ``(1-γ)^k`` for F = I.
-
-    Marks of the picture, samples after R² steps, and their exact mean.
-    """
-    example, n = estimate("sampled", np.eye(d)[0]), 200 if setting.quick else 1000
-    R2 = example.law.R2
+def _remaining(setting: Setting, example: Example) -> tuple[Array, Array]:
+    """Return what the mean of v lacks of m after k steps at ``γ = 1/R²``, in runs and exactly."""
+    n, d, R2 = 200 if setting.quick else 1000, len(example.law.gradient), example.law.R2
     steps = round(3 * R2)
 
     def one(rng: np.random.Generator) -> Array:
         return np.asarray(1 - example.run(1 / R2, steps, rng, records=steps).v[:, 0])
 
-    paths = np.stack(setting.sample(one, n, f"dimension {d}", share))
-    exactly = 1 - example.law.means(1 / R2, steps)[:, 0]
-    shown = np.unique(np.geomspace(1, steps, 9).round().astype(int))
-    centre, two = paths[:, shown].mean(0), 2 * paths[:, shown].std(0, ddof=1) / math.sqrt(n)
-    bars = centre - two, centre + two
-    marks = [
-        fig.exact(range(1, steps + 1), exactly[1:], colour),
-        fig.points(shown, centre, colour, f"d = {d}", bars=bars, size=4),
-    ]
-    return marks, paths[:, round(R2)].tolist(), float(exactly[round(R2)])
+    paths = np.stack(setting.sample(one, n, f"dimension {d}", 0.03))
+    return paths, 1 - example.law.means(1 / R2, steps)[:, 0]
 
 
-def _noise(setting: Setting, example: Example, share: float) -> tuple[float, list[float]]:
-    """Measure steps to forget and fluctuations at ``γ = 1/R²`` of one estimate, for one batch size.
-
-    The speed is from the mean of v after about one time ``1/(γλ)``, λ the eigenvalue of ``E F̂`` in
-    the direction of m: it lacks ``(1-γλ)^k``. Fluctuations are averaged over hundreds of times.
-    """
-    n, starts, forgets = (30, 80, 100) if setting.quick else (60, 600, 400)
+def _noise(setting: Setting, example: Example) -> list[float]:
+    """Measure the fluctuations of one estimate at ``γ = 1/R²``, for one batch size."""
+    n, forgets = (30, 100) if setting.quick else (60, 400)
     law, batch = example.law, example.law.batch
     forgets = min(forgets, forgets * 16 // batch)  # larger batches cost more
-    gamma, first = 1 / law.R2, round(exact_steps(example))
-    m = law.limit(gamma)
+    gamma, m = 1 / law.R2, law.limit(1 / law.R2)
     steps = round((forgets + 10) * law.R2 / law.smallest)
 
-    def early(rng: np.random.Generator) -> float:
-        return float(example.run(gamma, first, rng).v[-1] @ m / (m @ m))
-
-    def late(rng: np.random.Generator) -> float:
+    def one(rng: np.random.Generator) -> float:
         v = example.run(gamma, steps, rng, records=steps).v[steps * 10 // (forgets + 10) :]
         return float(((v - m) ** 2).sum(1).mean() / (m @ m))
 
-    what = f"{example.title} {batch}"
-    grown = setting.sample(early, starts, f"{what} early", 0.1 * share)
-    remaining = float(np.clip(1 - np.mean(grown), 1e-3, 1 - 1e-3))
-    steps_to_forget = float(1 / (1 - remaining ** (1 / first)))
-    return steps_to_forget, setting.sample(late, n, what, 0.9 * share)
-
-
-def _trade(name: str, colour: str, cases: list[tuple[float, list[float]]]) -> list[fig.Mark]:
-    """Return fluctuations over the steps to forget of one estimate: exact, and measured."""
-    batches = np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
-    examples = [estimate(name, np.eye(DIMENSION)[0], int(B)) for B in batches]
-    pace = [exact_steps(e) for e in examples]
-    noise = [e.law.fluctuation(1 / e.law.R2) for e in examples]
-    x, y = [steps for steps, _ in cases], [float(np.mean(samples)) for _, samples in cases]
-    marks = [
-        fig.exact(pace, noise, colour),
-        fig.points(x, y, colour, name, size=4),
-    ]
-    factor, align = {"sampled": (1.1, "right"), "empirical": (0.8, "left")}.get(name, (0, ""))
-    if factor:
-        for B, a, b in zip(BATCHES, x, y, strict=True):
-            marks.append(fig.text(a, b * factor, f"{B}", colour, ha=align, fontsize=8))
-    return marks
-
-
-def _path(setting: Setting) -> fig.Panel:
-    """Return one run: v, and its average so far."""
-    example, steps = estimate("sampled", OFFSET, 1, RHO, NOISE), 20_000
-    (rng,) = setting.generators(1, "path")
-    v = example.run(GAMMA, steps, rng, dt=DT, C=C, records=steps).v[1:]
-    setting.advance(0.01)
-    k = np.unique(np.geomspace(1, steps, 300).astype(int))
-    averages = v.cumsum(0) / np.arange(1, steps + 1)[:, None]
-    limits, marks = example.law.limit(GAMMA, DT, C), list[fig.Mark]()
-    for i, colour in enumerate((fig.RED, fig.SKY, fig.GREY)):
-        marks += [
-            fig.curve(k, v[k - 1, i], colour, width=0.7, alpha=0.35),
-            fig.curve(k, averages[k - 1, i], colour),
-            fig.limit(limits[i], fig.BLACK, ls="--"),
-        ]
-    title = "v (thin), its average (thick)\nand limit (dashed)"
-    return fig.panel(*marks, title=title, log="x", xlabel="step", ylabel="three parameters")
+    return setting.sample(one, n, f"{example.title} {batch}", 0.5 / 16)
 
 
 def measure(setting: Setting) -> Result:
@@ -163,7 +86,7 @@ def measure(setting: Setting) -> Result:
     for name, (kind, rank_one) in KINDS.items():
         example = estimate(name, OFFSET, 8 if rank_one else 1, RHO, NOISE)
         m = example.law.limit(GAMMA, DT, C)
-        averages = samples[name] = _averages(setting, example, 0.1)
+        averages = samples[name] = _averages(setting, example)
         # Errors of independent runs: their product has the square of the bias as its mean.
         halves = np.split((averages - m) / np.linalg.norm(m), 2)
         distances.append((halves[0] * halves[1]).sum(1))
@@ -173,36 +96,35 @@ def measure(setting: Setting) -> Result:
             verdicts.append(mean(averages @ m / (m @ m)).near(what, 1.0))
     what = "squared distance of the mean of v from its limit, relative, all four kinds"
     verdicts.append(mean(np.mean(distances, axis=0)).near(what, 0.0))
-    shades, middle = ("#a0a0a0", fig.GREY, fig.BLACK), list[fig.Mark]()
+    shades, left = ("#a0a0a0", fig.GREY, fig.BLACK), list[fig.Mark]()
     for d, colour in zip(DIMENSIONS, shades, strict=True):
-        marks, lacking, exactly = _remaining(setting, d, colour, 0.09 / 3)
-        middle += marks
-    examples = {
-        (B, name): estimate(name, np.eye(DIMENSION)[0], B) for B in BATCHES for name in KINDS
-    }
-    noise = {key: _noise(setting, example, 0.5 / 16) for key, example in examples.items()}
-    R2 = estimate("sampled", np.eye(DIMENSIONS[-1])[0]).law.R2
-    what = f"what the mean of v lacks after R² = {R2:.0f} steps, d = {DIMENSIONS[-1]}"
-    verdicts.append(mean(lacking).near(what, exactly))
-    for key in ((16, "sampled"), (16, "rank one")):
-        law, what = examples[key].law, f"E‖v-m‖²/‖m‖² at γ = 1/R², {key[1]}, B = {key[0]}"
-        verdicts.append(near_mean(noise[key][1], what, law.fluctuation(1 / law.R2)))
-    samples["noise"] = [[*key, *found] for key, found in noise.items()]
-    right = [
-        mark
-        for name, colour in zip(KINDS, (fig.BLUE, fig.GREEN, fig.PURPLE, fig.ORANGE), strict=True)
-        for mark in _trade(name, colour, [noise[B, name] for B in BATCHES])
-    ]
+        example = estimate("sampled", np.eye(d)[0])
+        lacking, exactly = _remaining(setting, example)
+        k = np.unique(np.geomspace(1, len(exactly) - 1, 9).round().astype(int))
+        left.append(fig.exact(range(1, len(exactly)), exactly[1:], colour))
+        left.append(fig.means(k, lacking[:, k].T, colour, f"d = {d}"))
+    after = int(example.law.R2 + 0.5)
+    what = f"what the mean of v lacks after R² = {after} steps, d = {DIMENSIONS[-1]}"
+    verdicts.append(mean(lacking[:, after]).near(what, float(exactly[after])))
+    right, B = list[fig.Mark](), np.unique(np.geomspace(BATCHES[0], BATCHES[-1], 13).astype(int))
+    for name, colour in zip(KINDS, (fig.BLUE, fig.GREEN, fig.PURPLE, fig.ORANGE), strict=True):
+        examples = {b: estimate(name, np.eye(DIMENSION)[0], int(b)) for b in B}
+        noise = {b: _noise(setting, examples[b]) for b in BATCHES}
+        known = {b: e.law.fluctuation(1 / e.law.R2) for b, e in examples.items()}
+        right.append(fig.exact(B, list(known.values()), colour))
+        right.append(fig.means(BATCHES, list(noise.values()), colour, name))
+        samples[f"noise, {name}"] = noise
+        if name in ("sampled", "rank one"):
+            what = f"E‖v-m‖²/‖m‖² at γ = 1/R², {name}, B = {CHECKED}"
+            verdicts.append(near_mean(noise[CHECKED], what, known[CHECKED]))
     panels = [
-        _path(setting),
         fig.panel(
-            *middle, title="what the mean of v\nstill lacks", log="x", xlabel="step",
+            *left, title="what the mean of v still lacks", log="x", xlabel="step",
             legend="lower left",
         ),
         fig.panel(
-            *right, title="noise over time to\nforget, B = 1 … 64", log="xy", ylim=(0.08, 1.5),
-            xlabel="steps to forget", ylabel="E‖v-m‖²/‖m‖²", legend="lower right",
+            *right, title="E‖v-m‖²/‖m‖² at γ = 1/R²", log="xy", ylim=(0.08, 1.5),
+            xlabel="batch size B", legend="lower left", xticks=BATCHES, xticklabels=BATCHES,
         ),
     ]  # fmt: skip
-    picture = fig.Picture(panels, (8.0, 3.8), ratios={"width_ratios": (1, 1, 1.15)})
-    return Result(verdicts, picture, samples)
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.8)), samples)

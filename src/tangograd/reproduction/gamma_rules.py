@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -10,10 +9,10 @@ import numpy as np
 from scipy.stats import chi2
 
 from tangograd.reproduction import figures as fig
-from tangograd.reproduction.base import Array, Result, Setting
+from tangograd.reproduction.base import Result, Setting
 from tangograd.reproduction.exact import Law
-from tangograd.reproduction.examples import SCALES, Example, gaussian, linear, logistic
-from tangograd.reproduction.verdicts import Verdict, frequency, near_mean, number, quantile
+from tangograd.reproduction.examples import Example, gaussian, linear, logistic
+from tangograd.reproduction.verdicts import frequency, near_mean, number, quantile
 
 #: γR² in the picture.
 GRID = (0.05, 0.1, 0.2, 0.4, 0.7, 1.0, 1.4, 2.0, 4.0, 8.0)
@@ -23,23 +22,7 @@ GAUSSIAN, KURTOSIS, FOURTH = (
     "kurtosis, 1/(κE‖g̃‖²)",
     "fourth moment, λ/E‖g̃‖⁴",
 )
-
-
-def _scores(rng: np.random.Generator, n: int) -> Array:
-    z = rng.standard_normal(n)
-    return np.stack([-z, 1 - z**2], axis=1)
-
-
-def _features(rng: np.random.Generator, n: int) -> Array:
-    return np.asarray(rng.standard_normal((n, 2)) * SCALES)
-
-
-#: Draws of n pseudo-gradients of the three models.
-PSEUDO_GRADIENTS: tuple[Callable[[np.random.Generator, int], Array], ...] = (
-    _scores,
-    lambda rng, n: rng.standard_normal((n, 1)) * _features(rng, n),
-    lambda rng, n: _features(rng, n) / 2,
-)
+RUNNING = f"1/max‖g̃‖² of {SEEN}"
 
 
 def examples() -> list[Example]:
@@ -49,17 +32,24 @@ def examples() -> list[Example]:
 
 def rules(law: Law) -> dict[str, float]:
     """Return the γ of each rule, from exact expectations."""
+    second, fourth = law.power(2), law.power(4)
     return {
-        GAUSSIAN: 1 / (3 * law.squared_norm),
-        "necessary, E‖g̃‖²/E‖g̃‖⁴": law.squared_norm / law.fourth_power,
+        GAUSSIAN: 1 / (3 * second),
+        "necessary, E‖g̃‖²/E‖g̃‖⁴": second / fourth,
         "theorem, 1/R²": 1 / law.R2,
-        KURTOSIS: 1 / (law.kurtosis * law.squared_norm),
-        FOURTH: law.smallest / law.fourth_power,
+        KURTOSIS: 1 / (law.kurtosis * second),
+        FOURTH: law.smallest / fourth,
     }
 
 
-def median_of_running_max(n: int) -> float:
-    """Return the median of ``1/max‖g̃‖²`` over n pseudo-gradients of the Gaussian at σ = 1.
+def running_max(rng: np.random.Generator, n: int = SEEN) -> float:
+    """Return ``1/max‖g̃‖²`` over n pseudo-gradients ``(-z, 1-z²)`` of the Gaussian at σ = 1."""
+    z2 = rng.standard_normal(n) ** 2
+    return float(1 / (z2 + (1 - z2) ** 2).max())
+
+
+def median_of_running_max(n: int = SEEN) -> float:
+    """Return the median of :func:`running_max`.
 
     ``‖g̃‖² = z⁴ - z² + 1``, which exceeds a ``t ≥ 1`` where ``z² > ½ + √(t-¾)``. The largest of n is
     below t with probability ``P(z² ≤ ½ + √(t-¾))ⁿ``, and ½ gives the median.
@@ -68,12 +58,9 @@ def median_of_running_max(n: int) -> float:
     return float(1 / (z2**2 - z2 + 1))
 
 
-def _average(
-    example: Example, gamma: float, steps: int, rng: np.random.Generator
-) -> tuple[float, float]:
+def _average(example: Example, gamma: float, steps: int, rng: Any) -> tuple[float, float]:
     """Return mean and median of ``‖v-m‖²/‖m‖²`` along a run from m, without its first tenth."""
-    m = example.law.limit(gamma)
-    records = min(steps, 10_000)
+    m, records = example.law.limit(gamma), min(steps, 10_000)
     v = example.run(gamma, steps, rng, v=m, records=records).v[records // 10 :]
     squares = ((v - m) ** 2).sum(1) / (m @ m)
     return float(squares.mean()), float(np.median(squares))
@@ -91,79 +78,53 @@ def _meet(example: Example, gamma: float, steps: int, rng: np.random.Generator) 
     return bool(np.linalg.norm(ends[1] - ends[0]) < 1e-6)
 
 
-def _panels(setting: Setting, index: int, share: float) -> tuple[fig.Panel, fig.Panel, list[float]]:
-    """Measure one model: its fluctuations over γ, the γ of each rule, and the running maxima."""
-    example, draw = examples()[index], PSEUDO_GRADIENTS[index]
+def _panels(setting: Setting, example: Example, picked: dict[str, float]) -> list[fig.Panel]:
+    """Measure one model's fluctuations over γ; draw them, and the γ that rules pick."""
     n, steps = (8, 5_000) if setting.quick else (16, 100_000)
-    law, R2, end = example.law, example.law.R2, example.law.largest_gamma
-    runs = []
+    law, R2, end, runs = example.law, example.law.R2, example.law.largest_gamma, []
     for u in GRID:
         run, what = partial(_average, example, u / R2, steps), f"{example.title} {u}"
-        runs.append(setting.sample(run, n, what, 0.9 * share / len(GRID)))
+        runs.append(setting.sample(run, n, what, 0.14 / len(GRID)))
     averages, medians = np.array(runs).transpose(2, 0, 1)
-
-    def running_max(rng: np.random.Generator) -> float:
-        return float(1 / (draw(rng, SEEN) ** 2).sum(1).max())
-
-    count, what = 100 if setting.quick else 400, f"{example.title} maximum"
-    maxima = setting.sample(running_max, count, what, 0.1 * share)
     below = end * (1 - 0.1 ** np.linspace(1.05, 3, 20))  # the curve ends where it is infinite
     gammas, tried = np.append(np.geomspace(0.03 / R2, 0.9 * end, 60), below), np.array(GRID) / R2
-    names, xlim = list(rules(law)), (0.03 / R2, 12 / R2)
-    infinite = fig.area(end, 1e9, fig.RED, "E‖v-m‖² = ∞")
-    exact = [law.fluctuation(gamma) for gamma in gammas]
-    first: dict[str, Any] = {"ylabel": "‖v-m‖²/‖m‖²"} if index == 0 else {"yticklabels": []}
+    exact, middle = [law.fluctuation(gamma) for gamma in gammas], np.median(medians, 1)
+    infinite, xlim = fig.area(end, 1e9, fig.RED, "E‖v-m‖² = ∞"), (0.03 / R2, 12 / R2)
     top = fig.panel(
         fig.curve(gammas, exact, fig.GREY, "E‖v-m‖²/‖m‖², exact", 4, alpha=0.5),
         fig.quantiles(tried, averages, fig.GREEN, "average over a long run"),
-        fig.points(
-            tried, np.median(medians, 1), fig.ORANGE, "median of ‖v-m‖²/‖m‖²", marker="_", size=9
-        ),
-        infinite, title=example.title, log="xy", xlim=xlim, ylim=(5e-3, 1e3), **first,
+        fig.points(tried, middle, fig.ORANGE, "median of ‖v-m‖²/‖m‖²", marker="_", size=9),
+        infinite, title=example.title, log="xy", xlim=xlim, ylim=(5e-3, 1e3),
     )  # fmt: skip
-    low, middle, high = np.quantile(maxima, [0.05, 0.5, 0.95])
-    row = len(names)
-    marks = [fig.limit(i, fig.GREY, lw=0.4, alpha=0.5) for i in range(row + 1)]
-    for i, gamma in enumerate(rules(law).values()):
+    marks = [infinite]
+    for i, gamma in enumerate(picked.values()):
         colour, marker = (fig.RED, "X") if gamma >= end else (fig.BLUE, "o")
         marks.append(fig.points(gamma, i, colour, marker=marker, size=8))
-    marks += [
-        fig.curve([low, high], [row, row], fig.BLUE, width=1.2),
-        fig.points(middle, row, fig.BLUE, size=8),
-        infinite,
-    ]
-    labels = [*names, f"1/max‖g̃‖² of {SEEN}"] if index == 0 else []
-    bottom = fig.panel(
-        *marks, log="x", xlabel="γ", ylim=(row + 0.6, -0.6), xlim=xlim, yticks=range(row + 1),
-        yticklabels=labels,
-    )  # fmt: skip
-    return top, bottom, maxima
-
-
-def _exact_moments(
-    setting: Setting, example: Example, rule: str, share: float
-) -> tuple[list[float], Verdict]:
-    """Test that at a rule's γ the measured fluctuation is the exact one.
-
-    At these γ moments of v of order 5 are finite, so that averages of ‖v-m‖² have a variance.
-    """
-    n, steps = (30, 30_000) if setting.quick else (60, 150_000)
-    gamma = rules(example.law)[rule]
-    run = partial(_average, example, gamma, steps)
-    samples = [a for a, _ in setting.sample(run, n, f"{example.title} {rule}", share)]
-    what = f"E‖v-m‖²/‖m‖², {example.title}, γ = {gamma:.3g} ({rule.split(',')[0]} rule)"
-    return samples, near_mean(samples, what, example.law.fluctuation(gamma))
+    labels = [*rules(law), RUNNING]
+    options: dict[str, Any] = {"yticks": range(len(labels)), "yticklabels": labels}
+    return [top, fig.panel(*marks, log="x", xlabel="γ", ylim=(5.6, -0.6), xlim=xlim, **options)]
 
 
 def measure(setting: Setting) -> Result:
     """Measure second moments over γ, and test what the rules pick."""
     models = examples()
-    tops, bottoms, maxima = zip(*(_panels(setting, i, 0.15) for i in range(3)), strict=True)
+    maxima = setting.sample(
+        running_max, 100 if setting.quick else 400, f"{models[0].title} maximum", 0.03
+    )
+    picked = [rules(model.law) for model in models]
+    picked[0][RUNNING] = float(np.median(maxima))
+    panels = [_panels(setting, *each) for each in zip(models, picked, strict=True)]
     samples: dict[str, Any] = {"maxima": maxima}
     verdicts = []
+    # At these γ moments of v of order 5 are finite, so that averages of ‖v-m‖² have a variance.
     for example, rule in zip(models, (FOURTH, FOURTH, GAUSSIAN), strict=True):
-        samples[example.title], verdict = _exact_moments(setting, example, rule, 0.12)
-        verdicts.append(verdict)
+        n, steps = (30, 30_000) if setting.quick else (60, 150_000)
+        gamma, word = rules(example.law)[rule], rule.split(",")[0]
+        run, what = partial(_average, example, gamma, steps), f"{example.title} {rule}"
+        samples[example.title] = [a for a, _ in setting.sample(run, n, what, 0.12)]
+        what = f"E‖v-m‖²/‖m‖², {example.title}, γ = {gamma:.3g} ({word} rule)"
+        expected = example.law.fluctuation(gamma)
+        verdicts.append(near_mean(samples[example.title], what, expected))
 
     # Where E‖v‖² is infinite, ‖v‖² has a tail index below 1, and its averages grow with the length.
     gamma = rules(models[0].law)[GAUSSIAN]
@@ -175,7 +136,8 @@ def measure(setting: Setting) -> Result:
     samples["growth"] = [b[0] / a[0] for a, b in zip(short, long, strict=True)]
     samples["met"] = setting.sample(partial(_meet, models[0], gamma, 1_000), 4 * n, "meet", 0.02)
     safe = [
-        rules(model.law)[rule] * model.law.R2 for model in models for rule in (KURTOSIS, FOURTH)
+        max(gammas[KURTOSIS], gammas[FOURTH]) * model.law.R2
+        for model, gammas in zip(models, picked, strict=True)
     ]
     verdicts += [
         quantile(samples["growth"]).at_least(
@@ -186,13 +148,14 @@ def measure(setting: Setting) -> Result:
         frequency(samples["met"]).at_least(
             "Gaussian rule: two velocities on the same samples meet", 0.99
         ),
-        quantile(maxima[0]).near(
-            f"Gaussian model, median of 1/max‖g̃‖² after {SEEN} samples", median_of_running_max(SEEN)
+        quantile(maxima).near(
+            f"Gaussian model, median of 1/max‖g̃‖² after {SEEN} samples", median_of_running_max()
         ),
         number(max(safe)).at_most(
             "largest γR² of the kurtosis and fourth moment rules, three models", 1.0
         ),
     ]
-    ratios = {"height_ratios": (1.6, 1.0)}
-    picture = fig.Picture([*tops, *bottoms], (8.0, 5.6), legend=2, rows=2, ratios=ratios)
+    layout = {"height_ratios": (1.6, 1.0), "sharey": "row"}
+    shown = [panel for row in zip(*panels, strict=True) for panel in row]
+    picture = fig.Picture(shown, (8.0, 5.6), legend=2, rows=2, layout=layout)
     return Result(verdicts, picture, samples)

@@ -8,8 +8,7 @@
 * the noise ``ξ - (1-δt) ζ``, ``ξ = ĝ - E ĝ`` and ``ζ = (Â - A) v``, of covariance :func:`noise`.
 
 There are three levels of detail: the exact flow, to which TANGO converges (:func:`flow`); the first
-terms of the difference, as δt → 0 (:func:`expansion`); and mean and covariance at a given δt
-(:func:`mean_and_covariance`).
+terms of the difference, as δt → 0 (:func:`expansion`); and moments at a given δt (:func:`moments`).
 
 TANGO in other coordinates φ, with ``P = ∂θ/∂φ``, moves θ by ``P v``. As long as P hardly changes,
 it is TANGO in θ with the preconditioner ``P Pᵀ``, so that one formula covers both.
@@ -24,15 +23,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numba import njit
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 from scipy import stats
 from scipy.integrate import solve_ivp
 
-from tangograd.reproduction.exact import gaussian_law
+from tangograd.reproduction import figures as fig
+from tangograd.reproduction.exact import Array, gaussian_law
 from tangograd.reproduction.models import AFFINE, STANDARD
 from tangograd.stream import Run, models
 
-Array = NDArray[np.float64]
+Jacobian = Callable[[Array], Array]  # P at θ
 
 M, TAU = 10.0, 1.0  # the data of Figure 1
 START = (0.0, 0.0)
@@ -54,23 +54,21 @@ def half_plane(theta: Array) -> Array:
     return np.stack([theta[:, 0], np.exp(theta[:, 1])], axis=1)
 
 
-def circle(points: int = 1000) -> Array:
+def half_plane_panel(*paths: fig.Mark, mean: float = M, **options: Any) -> fig.Panel:
+    """Return a panel with paths in (μ, σ), beside the natural gradient's and its two ends."""
+    way = fig.path(circle(mean), fig.GREY, "natural gradient", 6)
+    ends = fig.points(0, 1, fig.RED), fig.points(mean, 1, fig.RED, marker="*", size=10.0)
+    return fig.panel(way, *paths, *ends, xlabel="μ", ylabel="σ", **options)
+
+
+def circle(mean: float = M) -> Array:
     """Return (μ, σ) along the natural gradient's path, until it is within e⁻¹⁰ of its end."""
-    return half_plane(flow(-np.log(np.linspace(1, math.exp(-10), points))))
+    return half_plane(flow(-np.log(np.linspace(1, math.exp(-10), 1000)), mean))
 
 
 def deviation(path: Array) -> float:
     """Return the largest distance of a path in (μ, σ) from the circle ``(μ-5)² + σ² = 26``."""
     return float(np.abs(np.hypot(path[:, 0] - M / 2, path[:, 1]) - math.sqrt(26)).max())
-
-
-def thinned(path: Array, apart: float = 0.02) -> Array:
-    """Return a path for a picture, without points that are nearer than that to the last one."""
-    kept = [path[0]]
-    for point in path[1:]:
-        if np.abs(point - kept[-1]).max() >= apart:
-            kept.append(point)
-    return np.array(kept)
 
 
 def natural_gradient(theta: Array, mean: float = M) -> Array:
@@ -90,32 +88,29 @@ def fisher(theta: Array) -> Array:
     return np.array([math.exp(-2 * theta[1]), 2.0])
 
 
-def run(
-    method: Callable[..., Run],
-    rng: np.random.Generator,
-    *,
-    gamma: float,
-    dt: float,
-    steps: int,
-    start: ArrayLike = START,
-    records: int = 1,
-) -> Run:
-    """Run ``tango`` or ``averaged_sgd`` on the data of Figure 1."""
-    options = {"rng": rng, "constants": (M, TAU), "records": records}
-    return method(models.gaussian, start, gamma=gamma, dt=dt, steps=steps, **options)
+def run(method: Callable[..., Run], rng: np.random.Generator, **options: Any) -> Run:
+    """Run ``tango`` or ``averaged_sgd`` on the data of Figure 1, from N(0, 1) by default."""
+    options = {"theta": START, "constants": (M, TAU)} | options
+    return method(models.gaussian, rng=rng, **options)
 
 
-def averaged_flow(rate: float, time: float) -> Array:
-    """Return averaged SGD without noise in 1000 steps or more; rows (fast μ, ln σ, μ, ln σ).
+def gradient_flow(
+    time: float, mean: float = M, P: Jacobian = lambda _: np.eye(2), rate: float = 1.0
+) -> Array:
+    """Return SGD and averaged SGD without noise; rows (t, fast μ, ln σ, μ, ln σ).
 
-    ``dθ_fast/dt = -rate · A f(θ_fast)``, ``dθ/dt = θ_fast - θ``; rate = γ/δt.
+    ``dθ_fast/dt = -rate · P Pᵀ A f(θ_fast)`` with ``P = ∂θ/∂φ`` in other coordinates φ, and
+    ``dθ/dt = θ_fast - θ``; averaged SGD has the rate γ/δt.
     """
 
     def slope(_: float, y: Array) -> Array:
-        return np.concatenate([-rate * fisher(y) * natural_gradient(y), y[:2] - y[2:]])
+        jacobian, gradient = P(y), fisher(y) * natural_gradient(y, mean)
+        return np.concatenate([-rate * jacobian @ jacobian.T @ gradient, y[:2] - y[2:]])
 
-    options: dict[str, Any] = {"rtol": 1e-8, "atol": 1e-8, "max_step": time / 1000}
-    return np.asarray(solve_ivp(slope, (0, time), 2 * START, "LSODA", **options).y.T)
+    times = time * np.linspace(0, 1, 4001) ** 3  # more of them where it is fast
+    options: dict[str, Any] = {"method": "LSODA", "t_eval": times, "rtol": 1e-8, "atol": 1e-9}
+    solution = solve_ivp(slope, (0, time), 2 * START, **options)
+    return np.column_stack([times, solution.y.T])
 
 
 @njit(cache=True)
@@ -153,15 +148,11 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
       curvature of f, the correlation of θ and v, the damping δt/γ, the lag of v, and Euler's steps;
     * ``b(0) = ((γA)⁻¹ - I) f``, since v starts at 0 and not at f.
 
-    Args:
-        gamma: γ.
-        time: T.
-        noisy: whether gradients and Fisher matrices are sampled; if not, S = W = 0.
-        damped: whether Â is ``(1-δt) g̃g̃ᵀ + (δt/γ) I``; if not, it is ``g̃g̃ᵀ``.
+    Without noise S = W = 0, and undamped there is no damping, as in :func:`moments`.
     """
 
-    def change(_: float, y: Array) -> Array:
-        theta, b, S = y[:2], y[2:4], y[4:].reshape(2, 2)
+    def change(t: float, y: Array) -> Array:
+        theta, b, S = flow(t), y[:2], y[2:].reshape(2, 2)
         f, A, Df = natural_gradient(theta), fisher(theta), derivative(theta)
         p, (ap, q) = A[0], Df[1]
         D2f = np.array([[-p, -2 * ap], [-2 * ap, -2 * q]])  # of f₂; that of f₁ is 0
@@ -173,41 +164,24 @@ def expansion(gamma: float, time: float, *, noisy: bool = True, damped: bool = T
         lag = Df @ f / (gamma * A)
         db = -Df @ b - curvature - correlation + damping - lag + Df @ f / 2
         dS = D - Df @ S - S @ Df.T
-        return np.concatenate([-f, db, dS.ravel()])
+        return np.concatenate([db, dS.ravel()])
 
-    theta = np.array(START)
-    b = (1 / (gamma * fisher(theta)) - 1) * natural_gradient(theta)
-    start = np.concatenate([theta, b, np.zeros(4)])
-    y = solve_ivp(change, (0.0, time), start, "LSODA", rtol=1e-9, atol=1e-9).y[:, -1]
-    return Expansion(y[2:4], y[4:].reshape(2, 2))
+    b = (1 / (gamma * fisher(flow(0))) - 1) * natural_gradient(flow(0))
+    y = solve_ivp(change, (0, time), [*b, 0, 0, 0, 0], "LSODA", rtol=1e-9, atol=1e-9).y[:, -1]
+    return Expansion(y[:2], y[2:].reshape(2, 2))
 
 
-@njit(cache=True)
-def noise_free(gamma, dt, steps, damped, path):  # type: ignore[no-untyped-def]
-    """Run TANGO with means in place of samples, and write θ evenly over the steps into ``path``.
-
-    ``v ← keep v + γ A (f - keep v)``, ``θ ← θ - δt v``, with ``keep = 1-δt`` as in TANGO if
-    ``damped``, else 1 as in the paper's proposition.
-    """
-    mu, s = START
-    v, w = 0.0, 0.0
-    keep = 1 - dt if damped else 1.0
-    records = len(path) - 1
-    path[0, 0], path[0, 1] = mu, s
-    for k in range(1, steps + 1):
-        a, p = M - mu, math.exp(-2 * s)
-        v = keep * v + gamma * (-a * p - keep * p * v)
-        w = keep * w + gamma * (1 - (1 + a * a) * p - keep * 2 * w)
-        mu -= dt * v
-        s -= dt * w
-        if k * records % steps == 0:
-            path[k * records // steps, 0], path[k * records // steps, 1] = mu, s
-
-
-def mean_and_covariance(
-    gamma: float, dt: float, steps: int, *, curvature: bool = True
+def moments(
+    gamma: float,
+    dt: float,
+    steps: int,
+    *,
+    noisy: bool = True,
+    curvature: bool = True,
+    damped: bool = True,
+    records: int = 1,
 ) -> tuple[Array, Array]:
-    """Return mean and covariance of θ after so many steps of TANGO at a finite δt.
+    """Return mean and covariance of θ along TANGO at a finite δt, without random numbers.
 
     One step maps ``x = (μ, s, v)`` to ``h(x) + L n``, n of covariance :func:`noise`. With the mean
     and the covariance P of x,
@@ -221,70 +195,61 @@ def mean_and_covariance(
         gamma: γ.
         dt: δt.
         steps: number of steps.
+        noisy: whether gradients and Fisher matrices are sampled; if not, P = 0.
         curvature: whether D²h is used; its effect bounds that of the terms left out.
+        damped: whether v has TANGO's factors 1-δt, which the paper's proposition leaves out.
+        records: means are returned for the start and so many times; P for the end.
     """
-    x, P = _mean_and_covariance(gamma, dt, steps, curvature)
-    return x[:2], P[:2, :2]
+    path, keep = np.zeros((records + 1, 2)), 1 - dt if damped else 1.0
+    P: Array = _moments(gamma, dt, steps, noisy, curvature, keep, path)
+    return path, P[:2, :2]
 
 
 @njit(cache=True)
-def _mean_and_covariance(gamma, dt, steps, curvature):  # type: ignore[no-untyped-def]
+def _moments(gamma, dt, steps, noisy, curvature, keep, path):  # type: ignore[no-untyped-def]
     x, P, N = np.zeros(4), np.zeros((4, 4)), np.empty((4, 4))
     J, JP, n = np.zeros((4, 4)), np.empty((4, 4)), np.empty((2, 2))
-    L = np.array([-dt * gamma, -dt * gamma, gamma, gamma])
-    keep = 1 - dt
-    for _ in range(steps):
+    L, records = np.array([-dt * gamma, -dt * gamma, gamma, gamma]), len(path) - 1
+    for step in range(1, steps + 1):
         a, p = M - x[0], math.exp(-2 * x[1])
         q = (1 + a * a) * p
         along = a + keep * x[2]
         h1, h2 = -p * along, 1 - q - 2 * keep * x[3]  # E ĝ - (1-δt) A v
-        if curvature:
+        if noisy and curvature:
             h1 += -2 * p * P[0, 1] - 2 * p * along * P[1, 1] + 2 * keep * p * P[1, 2]
             h2 += -p * P[0, 0] - 4 * a * p * P[0, 1] - 2 * q * P[1, 1]
-        J[2, 0], J[2, 1], J[2, 2] = gamma * p, gamma * 2 * p * along, keep * (1 - gamma * p)
-        J[3, 0], J[3, 1], J[3, 3] = gamma * 2 * a * p, gamma * 2 * q, keep * (1 - 2 * gamma)
-        for i in range(2):
-            for j in range(4):
-                J[i, j] = -dt * J[2 + i, j]
-            J[i, i] += 1
-        v11, v12, v22 = P[2, 2] + x[2] ** 2, P[2, 3] + x[2] * x[3], P[3, 3] + x[3] ** 2
-        n[0, 0], n[0, 1], n[1, 1] = noise(x[0], x[1], v11, v12, v22, keep)
-        n[1, 0] = n[0, 1]
-        for i in range(4):
-            for j in range(4):
-                N[i, j] = L[i] * L[j] * n[i % 2, j % 2]
-        _add_product(J, P, N, JP)
-        P, N = N, P
+        if noisy:
+            J[2, 0], J[2, 1], J[2, 2] = gamma * p, gamma * 2 * p * along, keep * (1 - gamma * p)
+            J[3, 0], J[3, 1], J[3, 3] = gamma * 2 * a * p, gamma * 2 * q, keep * (1 - 2 * gamma)
+            for i in range(2):
+                for j in range(4):
+                    J[i, j] = (i == j) - dt * J[2 + i, j]
+            v11, v12, v22 = P[2, 2] + x[2] ** 2, P[2, 3] + x[2] * x[3], P[3, 3] + x[3] ** 2
+            n[0, 0], n[0, 1], n[1, 1] = noise(x[0], x[1], v11, v12, v22, keep)
+            n[1, 0] = n[0, 1]
+            for i in range(4):
+                for j in range(4):
+                    N[i, j] = L[i] * L[j] * n[i % 2, j % 2]
+                    JP[i, j] = 0.0
+                    for k in range(4):
+                        JP[i, j] += J[i, k] * P[k, j]
+            for i in range(4):
+                for j in range(4):
+                    for k in range(4):
+                        N[i, j] += JP[i, k] * J[j, k]
+            P, N = N, P
         x[2] = keep * x[2] + gamma * h1
         x[3] = keep * x[3] + gamma * h2
         x[0] -= dt * x[2]
         x[1] -= dt * x[3]
-    return x, P
-
-
-@njit(cache=True)
-def _add_product(J, P, to, JP):  # type: ignore[no-untyped-def]
-    """Compute ``to += J P Jᵀ``; JP is a workspace."""
-    for i in range(4):
-        for j in range(4):
-            JP[i, j] = 0.0
-            for k in range(4):
-                JP[i, j] += J[i, k] * P[k, j]
-    for i in range(4):
-        for j in range(4):
-            for k in range(4):
-                to[i, j] += JP[i, k] * J[j, k]
+        if step * records % steps == 0:
+            path[step * records // steps] = x[:2]
+    return P
 
 
 @dataclass(frozen=True)
 class Coordinates:
-    """Coordinates φ of the Gaussian.
-
-    Attributes:
-        name: name for pictures.
-        kind: AFFINE, STANDARD or NATURAL.
-        S: ``(μ, ln σ) = S φ``, for affine ones.
-    """
+    """Coordinates φ of the Gaussian: AFFINE ones, with ``(μ, ln σ) = S φ``, STANDARD or NATURAL."""
 
     name: str
     kind: int
@@ -294,15 +259,10 @@ class Coordinates:
         """Return the constants of the model on data from N(mean, 1)."""
         return np.array([self.kind, mean, 1.0, *np.ravel(self.S)])
 
-    def encode(self, theta: ArrayLike) -> Array:
-        """Return φ of ``θ = (μ, ln σ)``."""
-        mu, log_sigma = np.asarray(theta, dtype=np.float64)
-        if self.kind == AFFINE:
-            return np.linalg.solve(np.asarray(self.S), np.array([mu, log_sigma]))
-        if self.kind == STANDARD:
-            return np.array([mu, np.exp(log_sigma)])
-        precision = np.exp(-2 * log_sigma)
-        return np.array([mu * precision, -precision / 2])
+    @property
+    def start(self) -> tuple[float, float]:
+        """N(0, 1) in these coordinates."""
+        return {AFFINE: (0.0, 0.0), STANDARD: (0.0, 1.0)}.get(self.kind, (0.0, -0.5))
 
     def decode(self, phi: Array) -> Array:
         """Return rows θ of rows φ."""
@@ -323,7 +283,7 @@ class Coordinates:
         return np.array([[1.0, 2 * mu], [0.0, 1.0]]) * float(sigma**2)
 
 
-def spread(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) -> Array:
+def spread(time: float, mean: float, gamma: float, P: Jacobian) -> Array:
     """Return the covariance of θ around the flow, divided by δt, as δt → 0, with ``P = ∂θ/∂φ``.
 
     ``S' = -Df S - S Dfᵀ + P D Pᵀ``, D the diffusion in the coordinates φ.
@@ -339,7 +299,7 @@ def spread(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) 
     return np.asarray(solution.y[:, -1]).reshape(2, 2)
 
 
-def lag(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) -> Array:
+def lag(time: float, mean: float, gamma: float, P: Jacobian) -> Array:
     """Return the distance of TANGO's mean from the flow, divided by δt, to the order 1/γ.
 
     In the coordinates φ with ``P = ∂θ/∂φ``, v follows with a delay:
@@ -350,17 +310,16 @@ def lag(time: float, mean: float, gamma: float, P: Callable[[Array], Array]) -> 
 
     def velocity(t: float) -> Array:
         theta = flow(t, mean)
-        return np.asarray(np.linalg.solve(P(theta), natural_gradient(theta, mean)), np.float64)
+        return np.asarray(np.linalg.solve(P(theta), natural_gradient(theta, mean)))
 
-    def pull(t: float, w: Array) -> Array:
-        theta = flow(t, mean)
+    def pull(theta: Array, w: Array) -> Array:
         return np.asarray(np.linalg.solve(P(theta).T, w) / fisher(theta) / gamma)
 
     def slope(t: float, b: Array) -> Array:
-        change = (velocity(t + 1e-5) - velocity(t - 1e-5)) / 2e-5
-        return np.asarray(pull(t, velocity(t) + change) - derivative(flow(t, mean), mean) @ b)
+        theta, change = flow(t, mean), (velocity(t + 1e-5) - velocity(t - 1e-5)) / 2e-5
+        return np.asarray(pull(theta, velocity(t) + change) - derivative(theta, mean) @ b)
 
-    solution = solve_ivp(slope, (0, time), pull(0, velocity(0)), rtol=1e-3, atol=1e-6)
+    solution = solve_ivp(slope, (0, time), pull(flow(0, mean), velocity(0)), rtol=1e-3, atol=1e-6)
     return np.asarray(solution.y[:, -1])
 
 
@@ -370,9 +329,7 @@ def distance(theta: Array, time: float, mean: float) -> Array:
     return np.asarray(np.sqrt((theta - centre) ** 2 @ fisher(centre)))
 
 
-def median_distance(
-    time: float, mean: float, gamma: float, P: Callable[[Array], Array], dt: float
-) -> float:
+def median_distance(time: float, mean: float, gamma: float, P: Jacobian, dt: float) -> float:
     """Return the median of that distance for TANGO at a small δt, with ``P = ∂θ/∂φ``.
 
     Errors are Gaussian, with the mean ``δt lag`` and the covariance ``δt spread``; the median is

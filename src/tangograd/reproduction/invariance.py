@@ -6,15 +6,14 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from scipy import integrate
 
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
 from tangograd.reproduction.base import Array, Result, Setting
 from tangograd.reproduction.gaussian import Coordinates, half_plane
 from tangograd.reproduction.models import AFFINE, NATURAL, STANDARD
-from tangograd.reproduction.preconditioning import MEAN, distances, natural_path, run_in
-from tangograd.reproduction.verdicts import Verdict, exact, quantile
+from tangograd.reproduction.preconditioning import MEAN, distances, run_in
+from tangograd.reproduction.verdicts import exact, quantile
 
 SHEAR = ((1.0, 1.0), (0.0, 1.0))
 #: Coordinates, γ (leaving velocities their fourth moment), SGD's rate and its time in the picture.
@@ -25,21 +24,6 @@ COORDINATES: tuple[tuple[Coordinates, float, float, float], ...] = (
     (Coordinates("(μ/σ², -1/2σ²)", NATURAL), 0.002, 1e-5, 20.0),
 )
 COLOURS = (fig.BLUE, fig.ORANGE, fig.GREEN, fig.PURPLE)
-
-
-def gradient_flow(coordinates: Coordinates, time: float) -> Array:
-    """Return (t, θ) along the gradient flow in some coordinates: ``θ' = -P Pᵀ A f``."""
-
-    def slope(_: float, theta: Array) -> Array:
-        P = coordinates.jacobian(theta)
-        return np.asarray(
-            -P @ P.T @ (gaussian.fisher(theta) * gaussian.natural_gradient(theta, MEAN))
-        )
-
-    times = time * np.linspace(0, 1, 4001) ** 3  # more of them where it is fast
-    options: dict[str, Any] = {"method": "LSODA", "t_eval": times, "rtol": 1e-7, "atol": 1e-9}
-    solution = integrate.solve_ivp(slope, (0, time), np.zeros(2), **options)
-    return np.column_stack([times, solution.y.T])
 
 
 def peak(path: Array) -> tuple[float, float]:
@@ -62,44 +46,32 @@ def linear_error(setting: Setting) -> float:
     return float(np.abs(plain - turned).max())
 
 
-def _sgd(
-    setting: Setting, coordinates: Coordinates, rate: float, time: float
-) -> tuple[Verdict, list[float], Array, Array]:
-    """Run SGD, which is TANGO at δt = 1, up to the gradient flow's largest σ²."""
-    name, limit = coordinates.name, gradient_flow(coordinates, time)
-    at, expected = peak(limit)
-    run = partial(run_in, coordinates, rate, round(at / rate), dt=1.0)
-    paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
-    what = f"median σ² of SGD where its flow has the peak, {name}"
-    # the bias of SGD is of the order of its relative variance, 0.02² or less
-    found = [float(np.exp(2 * path[-1, 1])) for path in paths]
-    verdict = quantile(found).near(what, expected, within=0.01 * expected)
-    (rng,) = setting.generators(1, f"{name}, SGD shown")
-    shown = run_in(coordinates, rate, round(time / rate), rng, dt=1.0, records=5000)
-    limit = half_plane(gaussian.thinned(limit[:, 1:]))
-    return verdict, found, half_plane(gaussian.thinned(shown)), limit
-
-
 def measure(setting: Setting) -> Result:
     """Test TANGO in four coordinates against the natural gradient, SGD against its own limits."""
     what = "TANGO in (μ, ln σ) minus that in turned coordinates, C turned too"
     verdicts, peaks = [exact(what, linear_error(setting), 1e-10)], []
     setting.advance(0.04)
-    left, right, samples = [natural_path()], [natural_path()], dict[str, Any]()
+    left, right, samples = list[fig.Mark](), list[fig.Mark](), dict[str, Any]()
     for (where, gamma, rate, time), colour in zip(COORDINATES, COLOURS, strict=True):
-        verdict, near, path = distances(setting, where.name, where, gamma)
+        name, label = where.name, f"in {where.name}"
+        verdict, near, shown = distances(setting, name, where, gamma, rate, time)
         verdicts.append(verdict)
-        right.append(fig.path(path, colour, f"in {where.name}"))
-        verdict, squares, path, limit = _sgd(setting, where, rate, time)
-        samples[where.name] = {"distances": near, "peaks": squares}
-        peaks.append(verdict)
-        left += [fig.path(path, colour, f"in {where.name}"), fig.expected(*limit.T)]
+        limit = gaussian.gradient_flow(time, MEAN, where.jacobian)
+        at, expected = peak(limit)
+        run = partial(run_in, where, rate, round(at / rate), dt=1.0)  # SGD, up to the peak
+        paths = setting.sample(run, 40 if setting.quick else 200, f"{name}, SGD", 0.04)
+        squares = [float(np.exp(2 * path[-1, 1])) for path in paths]
+        what = f"median σ² of SGD where its flow has the peak, {name}"
+        # the bias of SGD is of the order of its relative variance, 0.02² or less
+        peaks.append(quantile(squares).near(what, expected, within=0.01 * expected))
+        samples[name] = {"distances": near, "peaks": squares}
+        for marks, path in zip((right, left), shown, strict=True):
+            marks.append(fig.path(path, colour, label))
+        left.append(fig.path(half_plane(limit[:, 1:3]), fig.BLACK, width=1, style=":"))
     left.append(fig.expected([], [], "SGD's limit in each"))
-    half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}
-    ends = fig.ends((0, 1), (3, 1))
+    options: dict[str, Any] = {"mean": MEAN, "xlim": (-0.6, 3.7), "ylim": (0.6, 3)}
     panels = [
-        fig.panel(*left, *ends, title="SGD", **half),
-        fig.panel(*right, *ends, title="TANGO", **half),
+        gaussian.half_plane_panel(*marks, title=title, **options)
+        for marks, title in ((left, "SGD"), (right, "TANGO"))
     ]
-    picture = fig.Picture(panels, (8.0, 4.4), legend=3)
-    return Result([*verdicts, *peaks[2:]], picture, samples)
+    return Result([*verdicts, *peaks[2:]], fig.Picture(panels, (8.0, 4.4), legend=3), samples)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,7 @@ from tangograd.reproduction.verdicts import exact, mean
 from tangograd.stream import Run, tango
 
 GAMMA, DT = 0.05, 2e-4
-SCALES, TRUTH, START = np.array([1.0, 0.5]), np.array([0.0, 0.0]), np.array([1.0, 1.0])
+SCALES, START = np.array([1.0, 0.5]), np.array([1.0, 1.0])  # the truth is θ* = 0
 BATCHES = (1, 2, 4, 8, 16, 32)
 MOVING = (1, 4, 16)
 CHECKED = 16
@@ -46,54 +46,38 @@ class Variant:
         divisor = 1.0 if self.factor else math.sqrt(self.batch)
         return replace(regression, factor=regression.factor / divisor)
 
-    def limit(self) -> Array:
-        """Return the mean of v at θ = START, ``((1-δt) E F̂ + δt/γ)⁻¹ E g``."""
-        return self.regression.law(START - TRUTH).limit(GAMMA, DT)
-
     def average(self, steps: int) -> Array:
         """Return the mean of v over every tenth step of the last half of a run from 0, θ fixed."""
-        means = self.regression.law(START - TRUTH).means(GAMMA, steps, DT)
+        means = self.regression.law(START).means(GAMMA, steps, DT)
         return np.asarray(means[steps // 2 :: STRIDE].mean(0))
 
     def path(self) -> Array:
         """Return the mean of θ - θ* at the times of the picture, relative to the start."""
-        moments = self.regression.path(START - TRUTH, gamma=GAMMA, dt=DT, steps=STEPS)
+        moments = self.regression.path(START, gamma=GAMMA, dt=DT, steps=STEPS)
         return along(moments[:: STEPS // POINTS, 2:4, -1])
 
     def run(self, steps: int, rng: np.random.Generator, **options: Any) -> Run:
         """Run from v = 0."""
         scale = math.sqrt(self.batch) if self.factor else 1.0
-        constants = (self.batch, scale, 1.0, 1.0, *SCALES, *TRUTH)
+        constants = (self.batch, scale, 1.0, 1.0, *SCALES, 0.0, 0.0)
         options |= {"steps": steps, "rng": rng, "constants": constants}
         return tango(batches, START, gamma=GAMMA, dt=DT, **options)
 
 
 def along(x: Array) -> Array:
     """Return the component along the natural gradient ``F⁻¹ E g = θ - θ*``, 1 for itself."""
-    whole = START - TRUTH
-    return np.asarray(x @ whole / (whole @ whole))
+    return np.asarray(x @ START / (START @ START))
 
 
-def _lengths(setting: Setting, variant: Variant, steps: int, share: float) -> list[float]:
-    """Return averages of v at a fixed θ, along the natural gradient."""
-    n = 20 if setting.quick else 40
-    if variant.batch != CHECKED:
-        n //= 4  # for the picture alone
-
-    def one(rng: np.random.Generator) -> float:
-        v = variant.run(steps, rng, frozen=True, records=steps // STRIDE).v
-        return float(along(v[steps // STRIDE // 2 :].mean(0)))
-
-    return setting.sample(one, n, f"frozen {variant.name}", share)
+def _length(variant: Variant, steps: int, rng: np.random.Generator) -> float:
+    """Return an average of v at a fixed θ, along the natural gradient."""
+    v = variant.run(steps, rng, frozen=True, records=steps // STRIDE).v
+    return float(along(v[steps // STRIDE // 2 :].mean(0)))
 
 
-def _paths(setting: Setting, variant: Variant, share: float) -> list[Array]:
-    """Return θ - θ* along the start, over time."""
-
-    def one(rng: np.random.Generator) -> Array:
-        return along(variant.run(STEPS, rng, records=POINTS).theta - TRUTH)
-
-    return setting.sample(one, 20 if setting.quick else 40, f"moving {variant.name}", share)
+def _left(variant: Variant, rng: np.random.Generator) -> Array:
+    """Return what is left of θ - θ*, along the start, over time."""
+    return along(variant.run(STEPS, rng, records=POINTS).theta)
 
 
 def _difference(setting: Setting) -> float:
@@ -107,12 +91,15 @@ def _difference(setting: Setting) -> float:
 
 def measure(setting: Setting) -> Result:
     """Measure the velocity over B at a fixed θ, and trajectories, with and without the factor."""
-    variants, steps = [Variant(B, f) for B in BATCHES for f in (True, False)], 8_000
-    steps = steps if setting.quick else 20_000
-    work = 0.6 / sum(v.batch for v in variants)
-    lengths = {v: _lengths(setting, v, steps, work * v.batch) for v in variants}
-    work = 0.39 / sum(v.batch for v in variants if v.batch in MOVING)
-    paths = {v: _paths(setting, v, work * v.batch) for v in variants if v.batch in MOVING}
+    variants, paths, lengths = [Variant(B, f) for B in BATCHES for f in (True, False)], {}, {}
+    n, steps, work = 20 if setting.quick else 40, 8_000 if setting.quick else 20_000, sum(BATCHES)
+    for v in variants:
+        few = n if v.batch == CHECKED else n // 4  # for the picture alone
+        run, share = partial(_length, v, steps), v.batch / work
+        lengths[v] = setting.sample(run, few, f"frozen {v.name}", 0.3 * share)
+        if v.batch in MOVING:
+            share = v.batch / sum(MOVING)
+            paths[v] = setting.sample(partial(_left, v), n, f"moving {v.name}", 0.19 * share)
     checked, verdicts = [v for v in variants if v.batch == CHECKED], []
     for v in checked:
         what = f"length of the mean of v, natural gradient = 1, {v.name}"
@@ -127,10 +114,7 @@ def measure(setting: Setting) -> Result:
     setting.advance(0.01)
 
     B, t, fine = list(BATCHES), np.linspace(0, TIME, POINTS + 1), np.linspace(0, TIME, 50)
-    left = [
-        fig.curve(B, B, fig.GREY, width=1.2, style=":"),
-        fig.text(11, 14, "B", fig.GREY, ha="right"),
-    ]
+    left = [fig.curve(B, B, fig.GREY, "length B", width=1.2, style=":")]
     right = [
         fig.text(0.5, 0.68, "B = 1, 4, 16", fig.GREEN),
         fig.text(0.24, 0.44, "B = 4", fig.ORANGE),
@@ -140,15 +124,13 @@ def measure(setting: Setting) -> Result:
         kind = [v for v in variants if v.factor is factor]
         means, label = [np.mean(lengths[v]) for v in kind], "with" if factor else "without"
         left += [
-            fig.exact(B, [along(v.limit()) for v in kind], colour),
+            fig.exact(B, [along(v.average(steps)) for v in kind], colour),
             fig.points(B, means, colour, f"{label} the factor B", marker=marker),
         ]
         for v in kind:
             if v in paths and (factor or v.batch > 1):  # without the factor, B = 1 is the same
-                right += [
-                    fig.exact(t, v.path(), colour),
-                    fig.curve(t, paths[v][0], colour, width=1.2),
-                ]
+                right.append(fig.exact(t, v.path(), colour))
+                right.append(fig.curve(t, paths[v][0], colour, width=1.2))
     right.append(fig.curve(fine, np.exp(-fine), fig.BLACK, "natural gradient, $e^{-t}$", 1, ":"))
     ticks: dict[str, Any] = {"xticks": B, "xticklabels": B, "yticks": B, "yticklabels": B}
     title = "fixed θ: length of the mean of v,\nnatural gradient = 1"

@@ -49,20 +49,18 @@ def gaussian_in_coordinates(theta, rng, constants, g, g_tilde):  # type: ignore[
     STANDARD is ``(μ, σ)``; NATURAL is ``(μ/σ², -1/2σ²)``.
     """
     s00, s01, s10, s11 = constants[3], constants[4], constants[5], constants[6]
-    mu = s00 * theta[0] + s01 * theta[1]
-    sigma = math.exp(s10 * theta[0] + s11 * theta[1]) if constants[0] == AFFINE else theta[1]
+    mu, log_sigma = s00 * theta[0] + s01 * theta[1], s10 * theta[0] + s11 * theta[1]
     if constants[0] == STANDARD:
-        mu, s00, s01, s10, s11 = theta[0], 1.0, 0.0, 0.0, 1 / sigma
+        mu, log_sigma = theta[0], math.log(theta[1])
+        s00, s01, s10, s11 = 1.0, 0.0, 0.0, 1 / theta[1]
     elif constants[0] == NATURAL:
         variance = -0.5 / theta[1]
-        mu, sigma = variance * theta[0], math.sqrt(variance)
+        mu, log_sigma = variance * theta[0], math.log(variance) / 2
         s00, s01, s10, s11 = variance, 2 * mu * variance, 0.0, variance
-    z = (constants[1] + constants[2] * rng.standard_normal() - mu) / sigma
-    z_tilde = rng.standard_normal()
-    a, b = -z / sigma, 1 - z * z
-    g[0], g[1] = s00 * a + s10 * b, s01 * a + s11 * b
-    a, b = -z_tilde / sigma, 1 - z_tilde * z_tilde
-    g_tilde[0], g_tilde[1] = s00 * a + s10 * b, s01 * a + s11 * b
+    g[0], g[1] = mu, log_sigma  # a place for the parameters, which are read before g is written
+    gaussian(g, rng, constants[1:3], g, g_tilde)
+    for x in (g, g_tilde):
+        x[0], x[1] = s00 * x[0] + s10 * x[1], s01 * x[0] + s11 * x[1]
 
 
 @njit(cache=True)

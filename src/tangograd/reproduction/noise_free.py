@@ -20,8 +20,7 @@ KINDS = {False: "as in the proposition", True: "with TANGO's factors 1-δt"}
 
 def error(gamma: float, damped: bool, dt: float) -> float:
     """Return ``‖θ_{T/δt} - θ(T)‖`` in (μ, ln σ)."""
-    path = np.empty((2, 2))
-    gaussian.noise_free(gamma, dt, round(TIME / dt), damped, path)
+    path, _ = gaussian.moments(gamma, dt, round(TIME / dt), noisy=False, damped=damped)
     return float(np.linalg.norm(path[-1] - flow(TIME)))
 
 

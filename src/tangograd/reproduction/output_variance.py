@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from typing import Any
 
 import numpy as np
@@ -22,17 +23,13 @@ NOISE = 0.5  # the actual mean square error at the optimum is NOISE²
 FACTORS = (0.1, 1.0, 10.0)  # of σ² to that
 DT, STEPS, LOOK, DIVERGED = 0.01, 400, 200, 1e6
 OFFSET, LONG = 1000, 20_000  # δt_k = 1/(OFFSET + k) in the long runs
+FIXED = float(NOISE**2 / (3 * D.sum()))  # 1/(3 E‖g̃‖²), the paper's rule, right for σ² = MSE
 FAR, NEAR = 1.0, 0.002  # what every direction adds to the mean square error at the start, of MSE
 
 
 def start(share: float) -> Array:
     """Return errors of θ that add ``share`` × MSE to the mean square error in every direction."""
     return np.asarray(math.sqrt(share) * NOISE / SCALES)
-
-
-def fixed_gamma() -> float:
-    """Return ``1/(3 E‖g̃‖²)``, the paper's rule for Gaussian g̃, right for σ² = MSE."""
-    return float(NOISE**2 / (3 * D.sum()))
 
 
 def empirical_gamma(factor: float) -> float:
@@ -42,19 +39,6 @@ def empirical_gamma(factor: float) -> float:
     the error itself here, and heavy tails of v could drive a run away from the optimum.
     """
     return float((factor * NOISE**2) ** 2 / (30 * NOISE**2 * D.sum()))
-
-
-def rates() -> Array:
-    """Return δt_k = 1/(1000+k)."""
-    return 1 / (OFFSET + np.arange(LONG + 1.0))
-
-
-def expected_fixed(factor: float) -> Array:
-    """Return the exact mean excess loss, relative to the start's, at fixed γ and δt."""
-    sigma = NOISE * math.sqrt(factor)
-    regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
-    excess = regression.excess(start(FAR), gamma=fixed_gamma(), dt=DT, steps=STEPS)
-    return excess / float(excess[0])
 
 
 def expected_squares(factor: float) -> Array:
@@ -67,8 +51,8 @@ def expected_squares(factor: float) -> Array:
     """
     regression = Regression.gaussian(D, noise=NOISE, sigma=NOISE * math.sqrt(factor))
     regression = replace(regression, factor=regression.factor / math.sqrt(factor))
-    gamma, d = empirical_gamma(factor), len(D)
-    path = regression.path(start(NEAR), gamma=gamma, dt=rates(), steps=LONG)
+    gamma, d, dt = empirical_gamma(factor), len(D), 1 / (OFFSET + np.arange(LONG + 1.0))
+    path = regression.path(start(NEAR), gamma=gamma, dt=dt, steps=LONG)
     return np.asarray(path[:, range(d, 2 * d), range(d, 2 * d)])
 
 
@@ -86,33 +70,34 @@ def rescaling_error(setting: Setting) -> float:
 
     ``γ g`` and ``γ g̃ g̃ᵀ`` both contain γ/σ² and nothing else of γ or σ², for any f.
     """
-    paths = {}
-    for kind in (SAMPLED, EXPECTED):
-        for factor in FACTORS:
-            (rng,) = setting.generators(1, "rescaled")  # the same random numbers
-            gamma = factor * fixed_gamma() / 3  # pseudo-samples have three times the kurtosis
-            options = {"theta": np.zeros(len(SCALES)), "dt": DT, "steps": 2000, "records": 2000}
-            run = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options)
-            paths[kind, factor] = run.theta
+    paths, start = {}, np.zeros(len(SCALES))
+    options: dict[str, Any] = {"theta": start, "dt": DT, "steps": 2000, "records": 2000}
+    for kind, factor in product((SAMPLED, EXPECTED), FACTORS):
+        (rng,) = setting.generators(1, "rescaled")  # the same random numbers
+        gamma = factor * FIXED / 3  # pseudo-samples have three times the kurtosis
+        paths[kind, factor] = _run(kind, factor, rng, gamma=gamma, bend=1.0, **options).theta
     errors = (np.abs(path - paths[kind, 1.0]).max() for (kind, _), path in paths.items())
     return float(max(errors) / np.abs(paths[SAMPLED, 1.0]).max())
 
 
-def _fixed(setting: Setting, factor: float) -> tuple[Array, list[float]]:
-    """Run at fixed γ; return the excess loss relative to the start's, and the largest velocity."""
+def _fixed(setting: Setting, factor: float) -> tuple[Array, Array, list[float]]:
+    """Return the excess loss relative to the start's, its exact mean, and the largest velocity."""
     steps, n = LOOK if factor < 1 else STEPS, 300 if setting.quick else 1000
-    options: dict[str, Any] = {"gamma": fixed_gamma(), "dt": DT, "steps": steps}
+    options: dict[str, Any] = {"gamma": FIXED, "dt": DT, "steps": steps}
     run = partial(_run, EXPECTED, factor, theta=start(FAR), records=steps // 5, **options)
     runs = setting.sample(run, n, f"fixed {factor}", 0.05)
+    sigma = NOISE * math.sqrt(factor)
+    regression = Regression.gaussian(D, noise=NOISE, sigma=sigma, kind=EXPECTED)
+    expected = regression.excess(start(FAR), **options)[::5]
     excess = np.array([r.theta for r in runs]) ** 2 @ D / (len(D) * FAR * NOISE**2)
-    return excess, [r.largest for r in runs]
+    return excess, expected, [r.largest for r in runs]
 
 
 def _empirical(setting: Setting, factor: float) -> Array:
     """Run for long with g̃ = g and δt = 1/k; return the errors of 100 steps."""
-    n, options = 40 if setting.quick else 400, dict[str, Any](steps=LONG, records=100)
-    options |= {"gamma": empirical_gamma(factor), "dt": rates()}
-    run = partial(_run, EMPIRICAL, factor, theta=start(NEAR), **options)
+    n, dt = 40 if setting.quick else 400, 1 / (OFFSET + np.arange(LONG + 1.0))
+    options: dict[str, Any] = {"gamma": empirical_gamma(factor), "dt": dt, "theta": start(NEAR)}
+    run = partial(_run, EMPIRICAL, factor, steps=LONG, records=100, **options)
     return np.array([r.theta for r in setting.sample(run, n, f"empirical {factor}", 0.27)])
 
 
@@ -122,7 +107,7 @@ def efficiency(factor: float, errors: Array, squares: Array) -> Verdict:
     The errors are Gaussian, as sums of many steps' noise, in units of their expected size. For
     c < ½ the start is most of them and Student's interval is right.
     """
-    level = float(squares[-1] @ D / (2 * NOISE**2)) * 2 * LONG / len(D)
+    level = float(squares[-1] @ D / NOISE**2) * LONG / len(D)
     scaled = errors[:, -1] / np.sqrt(squares[-1])
     relative = mean((scaled**2).mean(1)) if factor < 0.5 else mean_square(scaled)
     estimate, low, high = (level * x for x in (relative.estimate, relative.low, relative.high))
@@ -140,43 +125,34 @@ def name(factor: float) -> str:
 
 def measure(setting: Setting) -> Result:
     """Test rescaled γ to rounding; fixed γ, and g̃ = g, against exact expectations."""
-    error, every = rescaling_error(setting), LONG // 100
+    error, left, right, samples = rescaling_error(setting), list[fig.Mark](), list[fig.Mark](), {}
     setting.advance(0.04)
-    left, right, diverged = list[fig.Mark](), list[fig.Mark](), list[bool]()
-    fixed, long, samples = list[Verdict](), list[Verdict](), dict[str, Array]()
+    fixed, long, k = list[Verdict](), list[Verdict](), np.arange(200, LONG + 1, 200)
     for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
-        excess, largest = _fixed(setting, factor)
-        steps, exactly = 5 * np.arange(excess.shape[1]), expected_fixed(factor)
+        excess, exactly, largest = _fixed(setting, factor)
+        steps = 5 * np.arange(len(exactly))
         if factor < 1:
-            left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor), 2.5))
-            diverged = [size > DIVERGED for size in largest]
-            continue
-        left.append(fig.curve(steps, excess.mean(0), colour, name(factor), 2.5))
-        left.append(fig.expected(steps, exactly[steps]))
-        samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
-        what = f"excess loss relative to the start, after {LOOK} steps at fixed γ, {name(factor)}"
-        fixed.append(mean(excess[:, LOOK // 5]).near(what, float(exactly[LOOK])))
-    k = np.arange(every, LONG + 1, every)
-    for factor, colour in zip(FACTORS, (fig.ORANGE, fig.GREEN, fig.BLUE), strict=True):
+            left.append(fig.curve(steps, np.median(excess, 0), colour, name(factor)))
+            what = f"diverged in {LOOK} steps at fixed γ, {name(factor)}"
+            fixed.append(frequency(np.array(largest) > DIVERGED).at_least(what, 0.99))
+        else:
+            left += fig.averages(steps, excess, exactly, colour, name(factor))
+            at_look = samples[f"fixed, {name(factor)}"] = excess[:, LOOK // 5]
+            words = f"after {LOOK} steps at fixed γ, {name(factor)}"
+            what = f"excess loss relative to the start, {words}"
+            fixed.append(mean(at_look).near(what, float(exactly[LOOK // 5])))
         errors, squares = _empirical(setting, factor), expected_squares(factor)
         samples[f"g̃ = g, {name(factor)}"] = errors[:, -1]
         long.append(efficiency(factor, errors, squares))
         excess, exactly = (x @ D / (2 * NOISE**2) for x in (errors[:, 1:] ** 2, squares[k]))
         right += fig.averages(k, excess, exactly, colour)
-    what = f"diverged in {LOOK} steps at fixed γ, σ² = 0.1 MSE"
-    verdicts = [
-        exact("same path for (σ², γ) and (MSE, γ MSE/σ²), relative", error, 1e-11),
-        frequency(diverged).at_least(what, 0.99),
-        *fixed,
-        *long,
-    ]
+    what = "same path for (σ², γ) and (MSE, γ MSE/σ²), relative"
+    verdicts = [exact(what, error, 1e-11), *fixed, *long]
     late = k[k >= 3000]  # before, δt = 1/(1000 + k) makes use of the good start
     dashed: dict[str, Any] = {"width": 1, "style": "--"}
     right.append(fig.curve(late, len(D) / (2 * late), fig.BLACK, **dashed))
-    left += [
-        fig.expected([], [], "exact mean"),
-        fig.curve([], [], fig.BLACK, "Cramér-Rao", **dashed),
-    ]
+    left.append(fig.expected([], [], "exact mean"))
+    left.append(fig.curve([], [], fig.BLACK, "Cramér-Rao", **dashed))
     panels = [
         fig.panel(
             *left, log="y", ylim=(3e-3, 1e2), xlabel="step", ylabel="excess loss / initial",

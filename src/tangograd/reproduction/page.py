@@ -9,7 +9,7 @@ from html import escape
 from pathlib import Path
 
 import tangograd
-from tangograd.reproduction.base import Claim, Result
+from tangograd.reproduction.base import Claim
 from tangograd.reproduction.verdicts import Verdict
 
 STYLE = """
@@ -62,30 +62,22 @@ def measured(verdict: Verdict) -> str:
 
 
 def render(
-    sections: Sequence[tuple[Claim, Result, Path]],
+    sections: Sequence[tuple[Claim, Sequence[Verdict], Path]],
     left: Sequence[str],
     *,
     seed: int,
     quick: bool,
 ) -> str:
-    """Return the page as text.
-
-    Args:
-        sections: claims with their results and the files of their pictures.
-        left: titles of claims that are not measured.
-        seed: seed of the run.
-        quick: whether it was a quick run.
-    """
-    holding = sum(result.holds for _, result, _ in sections)
+    """Return the page: claims with verdicts and pictures, and titles of claims without."""
+    holding = sum(_hold(verdicts) for _, verdicts, _ in sections)
     kind = "the quick version, with wider intervals" if quick else "the full version"
     contents = "".join(
         f'<li><a href="#{claim.name}">{escape(claim.title)}</a> '
-        f"({escape(claim.where)}): {_verdict(result.holds)}</li>"
-        for claim, result, _ in sections
+        f"({escape(claim.where)}): {_verdict(_hold(verdicts))}</li>"
+        for claim, verdicts, _ in sections
     )
-    missing = (
-        f'<p class="missing">Not measured (yet): {escape("; ".join(left))}.</p>' if left else ""
-    )
+    names = escape("; ".join(left))
+    missing = f'<p class="missing">Not measured (yet): {names}.</p>' if left else ""
     return f"""<!doctype html>
 <html lang="en">
 <head>
@@ -112,15 +104,19 @@ Intervals in parentheses miss the truth with a probability below 10<sup>-6</sup>
 """
 
 
-def _section(claim: Claim, result: Result, picture: Path) -> str:
+def _hold(verdicts: Sequence[Verdict]) -> bool:
+    return all(verdict.holds for verdict in verdicts)
+
+
+def _section(claim: Claim, verdicts: Sequence[Verdict], picture: Path) -> str:
     image = base64.b64encode(picture.read_bytes()).decode()
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in claim.paragraphs)
     head = "".join(f"<th>{column}</th>" for column in COLUMNS)
-    rows = "".join(_row(verdict) for verdict in result.verdicts)
+    rows = "".join(_row(verdict) for verdict in verdicts)
     return f"""
 <section id="{claim.name}">
 <h2>{escape(claim.title)}</h2>
-<p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(result.holds)}.</p>
+<p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(_hold(verdicts))}.</p>
 {paragraphs}
 <div class="picture">
 <img alt="{escape(claim.title)}" src="data:image/png;base64,{image}">
@@ -130,12 +126,9 @@ def _section(claim: Claim, result: Result, picture: Path) -> str:
 
 
 def _row(verdict: Verdict) -> str:
-    cells = (verdict.what, verdict.expected, measured(verdict), f"{verdict.n}")
-    texts = "".join(
-        f'<td data-column="{column}">{escape(cell)}</td>'
-        for column, cell in zip(COLUMNS, cells, strict=False)
-    )
-    return f'<tr>{texts}<td data-column="verdict">{_verdict(verdict.holds)}</td></tr>'
+    texts = (verdict.what, verdict.expected, measured(verdict), f"{verdict.n}")
+    cells = zip(COLUMNS, [*map(escape, texts), _verdict(verdict.holds)], strict=True)
+    return "<tr>" + "".join(f'<td data-column="{name}">{x}</td>' for name, x in cells) + "</tr>"
 
 
 def _verdict(holds: bool) -> str:

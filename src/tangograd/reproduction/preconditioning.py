@@ -49,52 +49,46 @@ def run_in(
     coordinates: Coordinates, gamma: float, steps: int, rng: np.random.Generator, **options: Any
 ) -> Array:
     """Return θ along a run of TANGO in some coordinates, from N(0, 1) to N(MEAN, 1)."""
-    options = dict[str, Any](dt=DT, constants=coordinates.constants(MEAN)) | options
-    start = coordinates.encode([0.0, 0.0])
-    run = tango(gaussian_in_coordinates, start, gamma=gamma, steps=steps, rng=rng, **options)
+    options = dict[str, Any](dt=DT, constants=coordinates.constants(MEAN), rng=rng) | options
+    run = tango(gaussian_in_coordinates, coordinates.start, gamma=gamma, steps=steps, **options)
     return coordinates.decode(run.theta)
 
 
 def change_of_variable_error(setting: Setting) -> float:
     """Return the difference of preconditioned TANGO on θ from TANGO on S⁻¹θ, for the same draws."""
-    error, steps, dt = 0.0, 2000, 1e-3
+    error, steps = 0.0, 2000
     for _, C, gamma, _ in PRECONDITIONERS:
-        first, second, third = (setting.generators(1, "variable")[0] for _ in range(3))
-        other = run_in(root(C), gamma, steps, first, dt=dt, records=steps)
-        by_hand = preconditioned(C, gamma=gamma, dt=dt, steps=steps, rng=second)
-        error = max(error, float(np.abs(by_hand - other).max()))
+        rngs = [setting.generators(1, "variable")[0] for _ in range(3)]
+        options: dict[str, Any] = {"dt": 1e-3, "records": steps}
+        other = run_in(root(C), gamma, steps, rngs[0], **options)
+        paths = [preconditioned(C, gamma=gamma, dt=1e-3, steps=steps, rng=rngs[1])]
         if not C[0, 1]:
-            options: dict[str, Any] = {"dt": dt, "C": np.diag(C), "records": steps}
-            kernel = run_in(THETA, gamma, steps, third, **options)
-            error = max(error, float(np.abs(kernel - other).max()))
+            paths.append(run_in(THETA, gamma, steps, rngs[2], C=np.diag(C), **options))
+        error = max(error, *(float(np.abs(path - other).max()) for path in paths))
     return error
 
 
 def distances(
-    setting: Setting, name: str, coordinates: Coordinates, gamma: float
-) -> tuple[Verdict, Array, Array]:
-    """Test the distances of runs from the natural gradient at TIME; return a longer path, too.
+    setting: Setting, name: str, where: Coordinates, gamma: float, rate: float, time: float = 40.0
+) -> tuple[Verdict, Array, list[Array]]:
+    """Test the distances of runs from the natural gradient at :data:`TIME`.
 
-    Returns:
-        The verdict, the distances, and the path in (μ, σ).
+    Also return them, and longer paths of TANGO and of SGD, which has the rate and the time given.
     """
-    run, n = partial(run_in, coordinates, gamma, round(TIME / DT)), 40 if setting.quick else 300
+    run, n = partial(run_in, where, gamma, round(TIME / DT)), 40 if setting.quick else 300
     theta = np.array([path[-1] for path in setting.sample(run, n, name, 0.2)])
-    expected = gaussian.median_distance(TIME, MEAN, gamma, coordinates.jacobian, DT)
+    expected = gaussian.median_distance(TIME, MEAN, gamma, where.jacobian, DT)
     what = f"median distance from the natural gradient, {name}"
     # left out are terms of the relative orders δt/(γ λ_min) < 0.03 and √δt = 0.005, with constants
     # larger than 1: 4000 runs of each case were within 2%, and 7% for natural parameters
     found = gaussian.distance(theta, TIME, MEAN)
     verdict = quantile(found).near(what, expected, within=0.1 * expected)
-    rng, *_ = setting.generators(2, f"{name}, shown")
-    path = run_in(coordinates, gamma, round(LONG_TIME / DT), rng, records=1000)
-    return verdict, found, half_plane(gaussian.thinned(path))
-
-
-def natural_path() -> fig.Mark:
-    """Return the natural gradient's path."""
-    way = half_plane(gaussian.flow(np.linspace(0, LONG_TIME, 400), MEAN))
-    return fig.path(way, fig.GREY, "natural gradient", 6)
+    first, second = setting.generators(2, f"{name}, shown")
+    paths = [
+        run_in(where, gamma, round(LONG_TIME / DT), first, records=1000),
+        run_in(where, rate, round(time / rate), second, dt=1.0, records=5000),
+    ]
+    return verdict, found, [half_plane(path) for path in paths]
 
 
 def learned(setting: Setting) -> tuple[tuple[str, Array, float], ...]:
@@ -104,19 +98,15 @@ def learned(setting: Setting) -> tuple[tuple[str, Array, float], ...]:
     g, g_tilde = np.empty((2, 1000, len(SCALES)))
     for row, row_tilde in zip(g, g_tilde, strict=True):
         signs(theta, rng, constants, row, row_tilde)
-    choices = (
-        ("no C", np.ones(len(SCALES))),
-        ("RMSProp", 1 / np.sqrt((g**2).mean(0))),
-        ("inverse diagonal Fisher", 1 / (g_tilde**2).mean(0)),
-    )
-    return tuple((name, C, float(1 / (g_tilde**2 @ C).max())) for name, C in choices)
+    choices = {"no C": np.ones(len(SCALES)), "RMSProp": 1 / np.sqrt((g**2).mean(0))}
+    choices |= {"inverse diagonal Fisher": 1 / (g_tilde**2).mean(0)}
+    return tuple((name, C, float(1 / (g_tilde**2 @ C).max())) for name, C in choices.items())
 
 
 def expected_excess(C: Array, gamma: float, steps: int) -> Array:
     """Return the exact mean excess loss after each step, relative to the start's."""
     regression = Regression.signs(SCALES, NOISE)
-    excess = regression.excess(1 / SCALES, gamma=gamma, dt=RATE, steps=steps, C=C)
-    return excess / float(excess[0])
+    return regression.excess(1 / SCALES, gamma=gamma, dt=RATE, steps=steps, C=C)
 
 
 def _speed(
@@ -125,22 +115,19 @@ def _speed(
     """Run up to the step where the excess loss is expected to have fallen to GOAL."""
     expected = expected_excess(C, gamma, 30_000)
     steps = -(-int(np.argmax(expected < GOAL)) // 10) * 10
-    constants, every = [NOISE, *SCALES], steps // 10
+    options: dict[str, Any] = {"steps": steps, "records": steps // 10, "C": C}
+    options |= {"gamma": gamma, "dt": RATE, "constants": [NOISE, *SCALES]}
 
     def run(rng: np.random.Generator) -> Array:
-        options: dict[str, Any] = {"constants": constants, "C": C, "records": every}
-        return tango(signs, 1 / SCALES, gamma=gamma, dt=RATE, steps=steps, rng=rng, **options).theta
+        theta = tango(signs, 1 / SCALES, rng=rng, **options).theta
+        return np.asarray(theta**2 @ SCALES**2 / len(SCALES))
 
     n = (200 if steps > 1000 else 400) * (1 if setting.quick else 4)
-    paths = np.array(setting.sample(run, n, name, 0.12))
-    excess = paths**2 @ SCALES**2 / len(SCALES)
-    what = f"excess loss relative to the start, {steps} steps, {name}"
-    shown = np.unique(np.geomspace(1, every, 60).astype(int))
-    marks = [
-        fig.curve(10 * shown, excess.mean(0)[shown], colour, name, 2.5),
-        fig.expected(10 * shown, expected[10 * shown]),
-    ]
-    return mean(excess[:, -1]).near(what, float(expected[steps])), excess[:, -1], marks
+    excess, what = np.array(setting.sample(run, n, name, 0.12)), "excess loss relative to the start"
+    k = np.unique(np.geomspace(1, steps // 10, 60).astype(int))
+    marks = fig.averages(10 * k, excess[:, k], expected[10 * k], colour, name)
+    verdict = mean(excess[:, -1]).near(f"{what}, {steps} steps, {name}", float(expected[steps]))
+    return verdict, excess[:, -1], marks
 
 
 def measure(setting: Setting) -> Result:
@@ -148,31 +135,26 @@ def measure(setting: Setting) -> Result:
     what = "preconditioned TANGO on θ minus TANGO on S⁻¹θ, C = S Sᵀ"
     verdicts = [exact(what, change_of_variable_error(setting), 1e-10)]
     setting.advance(0.04)
-    left, middle, right = [natural_path()], [natural_path()], list[fig.Mark]()
-    samples: dict[str, Array] = {}
-    for (name, C, gamma, rate), colour in zip(
-        PRECONDITIONERS, (fig.BLUE, fig.ORANGE, fig.GREEN), strict=True
-    ):
-        verdict, samples[name], path = distances(setting, name, root(C), gamma)
+    left, middle, right = (list[fig.Mark]() for _ in range(3))
+    samples, colours = dict[str, Array](), (fig.BLUE, fig.ORANGE, fig.GREEN)
+    for (name, C, gamma, rate), colour in zip(PRECONDITIONERS, colours, strict=True):
+        verdict, samples[name], paths = distances(setting, name, root(C), gamma, rate)
         verdicts.append(verdict)
-        _, rng = setting.generators(2, f"{name}, shown")
-        sgd = run_in(root(C), rate, 200_000, rng, dt=1.0, records=5000)  # TANGO at δt = 1
-        left.append(fig.path(half_plane(gaussian.thinned(sgd)), colour, name))
-        middle.append(fig.path(path, colour, name))
+        for marks, path in zip((middle, left), paths, strict=True):
+            marks.append(fig.path(path, colour, name))
     for choice, colour in zip(learned(setting), (fig.RED, fig.PURPLE, fig.SKY), strict=True):
         verdict, samples[choice[0]], marks = _speed(setting, *choice, colour)
         verdicts.append(verdict)
         right += marks
-    half: dict[str, Any] = {"xlabel": "μ", "ylabel": "σ", "xlim": (-0.3, 3.3), "ylim": (0.8, 2.8)}
-    ends = fig.ends((0, 1), (3, 1))
+    half: dict[str, Any] = {"mean": MEAN, "xlim": (-0.3, 3.3), "ylim": (0.8, 2.8)}
     panels = [
-        fig.panel(*left, *ends, title="SGD with C", **half),
-        fig.panel(*middle, *ends, title="TANGO with C", **half),
+        gaussian.half_plane_panel(*left, title="SGD with C", **half),
+        gaussian.half_plane_panel(*middle, title="TANGO with C", **half),
         fig.panel(
             *right, fig.expected([], [], "exact mean"), log="xy", xlabel="step",
             ylabel="excess loss / initial", title="Scales 1 … 100", ylim=(4e-4, 1.5),
             legend="lower left",
         ),
     ]  # fmt: skip
-    ratios = {"width_ratios": (1, 1, 1.25)}
-    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, ratios=ratios), samples)
+    layout = {"width_ratios": (1, 1, 1.25)}
+    return Result(verdicts, fig.Picture(panels, (8.0, 3.8), legend=4, layout=layout), samples)

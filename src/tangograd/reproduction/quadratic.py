@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,46 +26,34 @@ TOP = 0.7  # a time near that of the circle's top
 
 
 def _regression(rng: np.random.Generator) -> Run:
-    constants = (NOISE, SIGMA, *SCALES, *TRUTH)
-    return tango(
-        linear, np.zeros(len(SCALES)), gamma=REGRESSION_GAMMA, dt=REGRESSION_DT,
-        steps=REGRESSION_STEPS, rng=rng, constants=constants, records=REGRESSION_STEPS,
-    )  # fmt: skip
+    options: dict[str, Any] = {"steps": REGRESSION_STEPS, "records": REGRESSION_STEPS}
+    options |= {"dt": REGRESSION_DT, "constants": (NOISE, SIGMA, *SCALES, *TRUTH)}
+    return tango(linear, np.zeros(len(SCALES)), gamma=REGRESSION_GAMMA, rng=rng, **options)
 
 
-@dataclass(frozen=True)
-class Averaged:
-    """All steps of several runs of averaged SGD.
+class Averaged(NamedTuple):
+    """All steps of several runs of averaged SGD."""
 
-    Attributes:
-        theta: the average, shape (steps + 1, runs, d).
-        fast: the fast parameters, of the same shape.
-        pull: the average over the steps of ``⟨ξ, a⟩/⟨a, a⟩`` with ``a = θ - θ_fast``, for each run;
-            its mean is 0 if ξ is centred, whatever a is.
-    """
-
-    theta: Array
-    fast: Array
+    theta: Array  # the average, shape (steps + 1, runs, d)
+    fast: Array  # the fast parameters, of the same shape
+    #: The average over the steps of ``⟨ξ, a⟩/⟨a, a⟩`` with ``a = θ - θ_fast``, for each run; its
+    #: mean is 0 if ξ is centred, whatever a is.
     pull: Array
 
 
 def averaged_regression(rngs: list[np.random.Generator], *, noisy: bool = True) -> Averaged:
-    """Run averaged SGD for the regression, from its definition, with TANGO's random numbers.
+    """Run averaged SGD for the regression, one run for each of rngs, from its definition.
 
     ``θ_fast ← θ_fast - γ x (⟨x, θ_fast⟩ - y)/σ² + γ ξ``, ``θ ← (1-δt_k) θ + δt_k θ_fast``, with
 
     ``ξ_k = (1-δt_{k-1}) (g̃_k g̃_kᵀ - H_k) v_{k-1} = (g̃_k g̃_kᵀ - H_k) (θ_{k-1} - θ_fast,k-1)``,
 
-    ``H = x xᵀ/σ²`` and ``g̃ = z x/σ``, z being the noise of the pseudo-sample: ``E ξ = 0``.
-
-    Args:
-        rngs: one for each run.
-        noisy: whether ξ is added.
+    ``H = x xᵀ/σ²`` and ``g̃ = z x/σ``, z being the noise of the pseudo-sample: ``E ξ = 0``. The
+    random numbers are TANGO's; if not ``noisy``, ξ is left out.
     """
     d = len(SCALES)
     draws = np.stack([rng.standard_normal((REGRESSION_STEPS, d + 2)) for rng in rngs], axis=1)
-    theta = np.zeros((REGRESSION_STEPS + 1, len(rngs), d))
-    fast = np.zeros_like(theta)
+    theta, fast = np.zeros((2, REGRESSION_STEPS + 1, len(rngs), d))
     pull = np.zeros(len(rngs))
     for k in range(1, REGRESSION_STEPS + 1):
         x, z = draws[k - 1, :, 1:-1] * SCALES, draws[k - 1, :, -1:]
@@ -82,14 +69,11 @@ def averaged_regression(rngs: list[np.random.Generator], *, noisy: bool = True) 
     return Averaged(theta, fast, pull)
 
 
-def _gaussian(rngs: tuple[np.random.Generator, np.random.Generator]) -> tuple[Array, Array]:
+def _gaussian(rngs: tuple[np.random.Generator, np.random.Generator]) -> list[Array]:
     """Return the paths of TANGO and of averaged SGD; both generators draw the same numbers."""
-    options: dict[str, Any] = {"steps": round(TIME / DT), "records": RECORDS}
-    tangos, averages = (
-        gaussian.run(method, rng, gamma=GAMMA, dt=DT, **options).theta
-        for method, rng in zip((tango, averaged_sgd), rngs, strict=True)
-    )
-    return tangos, averages
+    options: dict[str, Any] = {"dt": DT, "steps": round(TIME / DT), "records": RECORDS}
+    methods = zip((tango, averaged_sgd), rngs, strict=True)
+    return [gaussian.run(method, rng, gamma=GAMMA, **options).theta for method, rng in methods]
 
 
 def expected_distance() -> tuple[float, float]:
@@ -98,10 +82,10 @@ def expected_distance() -> tuple[float, float]:
     The error is what the curvature changes in TANGO's mean, plus the bias ¾γ of averaged SGD.
     """
     flat, curved = (
-        gaussian.mean_and_covariance(GAMMA, DT, round(TOP / DT), curvature=curvature)[0][1]
+        gaussian.moments(GAMMA, DT, round(TOP / DT), curvature=curvature)[0][-1, 1]
         for curvature in (False, True)
     )
-    averaged = gaussian.averaged_flow(GAMMA / DT, TOP)[-1, 3]
+    averaged = gaussian.gradient_flow(TOP, rate=GAMMA / DT)[-1, 4]
     return curved - averaged, abs(curved - flat) + 0.75 * GAMMA
 
 
@@ -110,33 +94,21 @@ def measure(setting: Setting) -> Result:
     n = 40 if setting.quick else 200
     streams = partial(setting.generators, n, "regression")
     runs = setting.map(_regression, streams(), 0.1)
-    theta, v = (
-        np.stack(part, axis=1) for part in zip(*((r.theta, r.v) for r in runs), strict=True)
-    )
+    theta, v = (np.stack([run[i] for run in runs], axis=1) for i in (0, 1))
     noisy, plain = (averaged_regression(streams(), noisy=noisy) for noisy in (True, False))
     setting.advance(0.1)
     alike = [setting.generators(n, "gaussian") for _ in range(2)]
     pairs = setting.map(_gaussian, zip(*alike, strict=True), 0.8)
     distance, error = expected_distance()
     top = round(TOP / TIME * RECORDS)
-    gaps = {
-        "identical": np.abs(theta - noisy.theta),
-        "plain": np.abs(theta - plain.theta),
-        "gaussian": np.abs(pairs[0][0] - pairs[0][1])[:, None],
-    }
-    what = "regression: largest difference of v from θ before minus θ_fast"
-    difference = float(np.abs(v[1:] - (noisy.theta[:-1] - noisy.fast[1:])).max())
+    rounding, plain_gap = np.abs(theta - noisy.theta), theta - plain.theta
+    largest, what = float(rounding.max()), "regression: largest difference of "
+    of_v = float(np.abs(v[1:] - (noisy.theta[:-1] - noisy.fast[1:])).max())
     verdicts = [
-        exact(
-            "regression: largest difference of θ, all steps and runs",
-            float(gaps["identical"].max()),
-            1e-12,
-        ),
-        exact(what, difference, 1e-12),
+        exact(what + "θ, all steps and runs", largest, 1e-12),
+        exact(what + "v from θ before minus θ_fast", of_v, 1e-12),
         mean(noisy.pull).near("regression: mean of the noise ξ along θ - θ_fast, relative", 0.0),
-        mean((theta - plain.theta)[-1].sum(1)).near(
-            "regression: mean difference of Σθ if ξ is left out", 0.0
-        ),
+        mean(plain_gap[-1].sum(1)).near("regression: mean difference of Σθ if ξ is left out", 0.0),
         mean([(a - b)[top, 1] for a, b in pairs]).near(
             f"Gaussian model: difference of ln σ at time {TOP:g}", distance, within=error
         ),
@@ -144,21 +116,19 @@ def measure(setting: Setting) -> Result:
     curves = [
         fig.curve(np.linspace(0, 1, len(gap)), np.maximum(gap, 1e-17), colour, label)
         for gap, colour, label in (
-            (gaps["gaussian"][1::5, 0].max(1), fig.ORANGE, "Gaussian model"),
-            (gaps["plain"][1::10, 0].max(1), fig.BLUE, "regression, without the noise ξ"),
-            (gaps["identical"][1::10, 0].max(1), fig.GREEN, "regression, with the noise ξ"),
+            (np.abs(pairs[0][0] - pairs[0][1])[1::5].max(1), fig.ORANGE, "Gaussian model"),
+            (np.abs(plain_gap)[1::10, 0].max(1), fig.BLUE, "regression, without the noise ξ"),
+            (rounding[1::10, 0].max(1), fig.GREEN, "regression, with the noise ξ"),
         )
     ]
     left = fig.panel(
         *curves, legend="center", log="y", ylim=(1e-18, 100), xlabel="fraction of the run",
         ylabel="largest |Δθ|", title="TANGO minus averaged SGD",
     )  # fmt: skip
-    right = fig.panel(
-        fig.path(gaussian.circle(300), fig.GREY, "natural gradient", 5),
+    right = gaussian.half_plane_panel(
         fig.path(gaussian.half_plane(pairs[0][0]), fig.GREEN, "TANGO"),
         fig.path(gaussian.half_plane(pairs[0][1]), fig.ORANGE, "averaged SGD"),
-        *fig.ends((0, 1), (10, 1)), legend="upper center",
-        xlabel="μ", ylabel="σ", ylim=(0, 9), title=f"Gaussian model, δt = {DT:g}",
+        legend="upper center", ylim=(0, 9), title=f"Gaussian model, δt = {DT:g}",
     )  # fmt: skip
-    samples = {"pull": noisy.pull, "ends": (theta - plain.theta)[-1].sum(1)}
+    samples = {"pull": noisy.pull, "ends": plain_gap[-1].sum(1)}
     return Result(verdicts, fig.Picture([left, right], (8.0, 4.2)), samples)

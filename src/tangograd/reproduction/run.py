@@ -6,7 +6,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,20 +15,11 @@ import numpy as np
 from matplotlib.figure import Figure
 from threadpoolctl import threadpool_limits
 
-import tangograd
+from tangograd import __version__ as VERSION
 from tangograd.files import replacing
 from tangograd.reproduction import figures, page
 from tangograd.reproduction.base import Claim, Result, Setting
 from tangograd.reproduction.verdicts import Verdict
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """A claim, its result, and the time that it took."""
-
-    claim: Claim
-    result: Result
-    seconds: float
 
 
 def reproduce(
@@ -39,8 +30,8 @@ def reproduce(
     quick: bool = False,
     known: Sequence[Claim] = (),
     advance: Callable[[Claim, float], None] = lambda _claim, _share: None,
-) -> Iterator[Outcome]:
-    """Measure each claim, and yield its outcome once its JSON, its PNG and the page are written.
+) -> Iterator[tuple[Claim, Result]]:
+    """Measure each claim, and yield its result once its JSON, its PNG and the page are written.
 
     Args:
         claims: in the order of the page.
@@ -51,48 +42,47 @@ def reproduce(
             and the other claims are listed as missing.
         advance: callback, called with a claim and the fraction of its work that was just done.
     """
-    done: list[Outcome] = []
+    results, chosen = dict[str, list[Verdict]](), {claim.name for claim in claims}
+    for claim in known:
+        if claim.name not in chosen and (kept := _earlier(output / claim.name, seed, quick)):
+            results[claim.name] = kept
     for claim in claims:
         start = time.perf_counter()
         setting = Setting(claim.name, seed, quick, partial(advance, claim))
         with threadpool_limits(1, user_api="blas"):  # the claim runs two threads of its own
             result = claim.measure(setting)
-        done.append(Outcome(claim, result, time.perf_counter() - start))
+        contents = dict[str, Any](claim=claim.name, title=claim.title, where=claim.where)
+        contents |= {"tangograd": VERSION, "seed": seed, "quick": quick, "holds": result.holds}
+        contents |= {"seconds": round(time.perf_counter() - start, 2)} | asdict(result)
+        text = json.dumps(finite(contents), ensure_ascii=False, allow_nan=False) + "\n"
         figure = Figure(figsize=result.picture.size, layout="constrained", dpi=150)  # type: ignore[arg-type]
         figures.draw(result.picture, figure)
         with replacing(output / f"{claim.name}.png") as draft:
             figure.savefig(draft)
         with replacing(output / f"{claim.name}.json") as draft:
-            draft.write_text(_as_json(done[-1], setting) + "\n", encoding="utf-8")
-        results = {o.claim.name: o.result for o in done}
-        for other in known:
-            if other.name not in {c.name for c in claims}:
-                earlier = _earlier(other, output, setting)
-                results |= {other.name: earlier} if earlier else {}
-        ordered = [c for c in known or claims if c.name in results]
-        sections = [(c, results[c.name], output / f"{c.name}.png") for c in ordered]
+            draft.write_text(text, encoding="utf-8")
+        results[claim.name] = result.verdicts
+        measured = [c for c in known or claims if c.name in results]
+        sections = [(c, results[c.name], output / f"{c.name}.png") for c in measured]
         left = [c.title for c in known or claims if c.name not in results]
         with replacing(output / "index.html") as draft:
             text = page.render(sections, left, seed=seed, quick=quick)
             draft.write_text(text, encoding="utf-8")
-        yield done[-1]
+        yield claim, result
 
 
-def _earlier(claim: Claim, output: Path, setting: Setting) -> Result | None:
-    """Read the result of an earlier run with the same seed, length and version, if there is one."""
+def _earlier(path: Path, seed: int, quick: bool) -> list[Verdict] | None:
+    """Read the verdicts of an earlier run with the same seed, length and version, if any."""
     try:
-        kept = json.loads((output / f"{claim.name}.json").read_text(encoding="utf-8"))
-        same = (kept["tangograd"], kept["seed"], kept["quick"])
-        if same != (tangograd.__version__, setting.seed, setting.quick):
-            return None
-        (output / f"{claim.name}.png").stat()
+        kept = json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
+        path.with_suffix(".png").stat()
+        same = kept["tangograd"], kept["seed"], kept["quick"]
         rows: list[dict[str, Any]] = [
             {key: math.nan if x is None else x for key, x in verdict.items()}
             for verdict in kept["verdicts"]
         ]
-        picture = figures.Picture.from_json(kept["picture"])
-        return Result([Verdict(**row) for row in rows], picture, kept["samples"])
-    except (OSError, ValueError, KeyError, TypeError):
+        return [Verdict(**row) for row in rows] if same == (VERSION, seed, quick) else None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
@@ -105,26 +95,3 @@ def finite(x: Any) -> Any:
     if isinstance(x, list | tuple | range):
         return [finite(value) for value in x]
     return None if isinstance(x, float) and not math.isfinite(x) else x
-
-
-def _as_json(outcome: Outcome, setting: Setting) -> str:
-    claim = outcome.claim
-    return json.dumps(
-        finite(
-            {
-                "claim": claim.name,
-                "title": claim.title,
-                "where": claim.where,
-                "tangograd": tangograd.__version__,
-                "seed": setting.seed,
-                "quick": setting.quick,
-                "seconds": round(outcome.seconds, 2),
-                "holds": outcome.result.holds,
-                "verdicts": [asdict(verdict) for verdict in outcome.result.verdicts],
-                "picture": asdict(outcome.result.picture),
-                "samples": outcome.result.samples,
-            }
-        ),
-        ensure_ascii=False,
-        allow_nan=False,
-    )

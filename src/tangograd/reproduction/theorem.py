@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
-from scipy.optimize import brentq
-from scipy.special import ndtr
+from scipy.stats import foldnorm
 
 from tangograd.reproduction import figures as fig
 from tangograd.reproduction import gaussian
 from tangograd.reproduction.base import Array, Result, Setting
 from tangograd.reproduction.gaussian import Expansion, flow
-from tangograd.reproduction.verdicts import Interval, Verdict, frequency, mean, quantile
+from tangograd.reproduction.verdicts import Verdict, frequency, mean, quantile
 from tangograd.stream import tango
 
 GAMMA, TIME = 1e-2, 2.0
@@ -32,10 +31,11 @@ def _error(dt: float, rng: np.random.Generator) -> Array:
     return np.asarray(run.theta[-1] - flow(TIME))
 
 
+@lru_cache
 def computed(dt: float, *, curvature: bool = True) -> tuple[Array, Array]:
     """Return mean and covariance of the error at δt, from the recursion of moments."""
-    m, P = gaussian.mean_and_covariance(GAMMA, dt, round(TIME / dt), curvature=curvature)
-    return m - flow(TIME), P
+    path, P = gaussian.moments(GAMMA, dt, round(TIME / dt), curvature=curvature)
+    return path[-1] - flow(TIME), P
 
 
 def slope(rates: list[float], sizes: Array) -> Array:
@@ -44,49 +44,30 @@ def slope(rates: list[float], sizes: Array) -> Array:
     return np.asarray(x @ np.log(sizes) / (x @ x))
 
 
-def spread(errors: Array, S: Array) -> Array:
-    """Return the standard deviation over the last axis but one, in units of S.
+def whitened(errors: Array, S: Array) -> Array:
+    """Return rows ``L⁻¹e`` with ``S = L Lᵀ``, which are N(0, δt I) in the limit."""
+    return np.asarray(errors @ np.linalg.inv(np.linalg.cholesky(S)).T)
 
-    ``√(E (e-ē)ᵀ S⁻¹ (e-ē) / 2)`` is √δt where the covariance is ``δt S``.
-    """
-    centred = errors - errors.mean(-2, keepdims=True)
-    squares = np.einsum("...i,ij,...j->...", centred, np.linalg.inv(S), centred)
-    return np.asarray(np.sqrt(squares.sum(-1) / (2 * (errors.shape[-2] - 1))))
+
+def spread(errors: Array, S: Array) -> Array:
+    """Return ``√(E (e-ē)ᵀ S⁻¹ (e-ē) / 2)`` over the last axis but one: √δt for ``Cov e = δt S``."""
+    return np.asarray(np.sqrt(whitened(errors, S).var(-2, ddof=1).mean(-1)))
 
 
 def predicted_slope(rates: list[float], S: Array, *, curvature: bool) -> float:
     """Return the slope of the computed :func:`spread`, ``√(tr S⁻¹P / 2)``."""
-    covariances = [computed(dt, curvature=curvature)[1] for dt in rates]
-    sizes = [np.sqrt(np.trace(np.linalg.solve(S, P)) / 2) for P in covariances]
-    return float(slope(rates, np.array(sizes)))
-
-
-def slopes(errors: dict[float, Array], S: Array) -> Interval:
-    """Return the slope of :func:`spread`, fitted in each of several blocks of runs.
-
-    In a block the logarithm of the spread is biased, but at every δt by the same amount.
-    """
-    small = [dt for dt in errors if dt <= SMALL]
-    sizes = [spread(errors[dt].reshape(BLOCKS, -1, 2), S) for dt in small]
-    return mean(slope(small, np.array(sizes)))
+    covariances = (computed(dt, curvature=curvature)[1] for dt in rates)
+    traces = [np.trace(np.linalg.solve(S, P)) for P in covariances]
+    return float(slope(rates, np.sqrt(np.array(traces) / 2)))
 
 
 def one_sigma(bias: float, sd: float) -> float:
     """Return x for which ``|N(bias, sd²)| < x`` has the probability :data:`ONE_SIGMA`."""
-
-    def excess(x: float) -> float:
-        return float(ndtr((x - bias) / sd) - ndtr((-x - bias) / sd)) - ONE_SIGMA
-
-    return float(brentq(excess, 0.0, abs(bias) + 10 * sd))
-
-
-def radius(errors: Array, S: Array, dt: float) -> Array:
-    """Return ``√(eᵀ S⁻¹ e / δt)``; in the limit ``P(radius > r) = exp(-r²/2)``."""
-    return np.asarray(np.sqrt(np.einsum("ni,ij,nj->n", errors, np.linalg.inv(S), errors) / dt))
+    return float(foldnorm.ppf(ONE_SIGMA, abs(bias) / sd, scale=sd))
 
 
 def share_error(limit: Expansion, dt: float, r: float) -> float:
-    """Return a bound on how far ``P(radius ≤ r)`` is from that of the limit at this δt.
+    """Return a bound on the error of the probability of an ellipse, ``1-exp(-r²/2)`` in the limit.
 
     In coordinates in which the limit is N(0, I), the error is a normal variable that is at most k
     and at least h times as wide and shifted by d: the probability is between those of the radii
@@ -105,8 +86,11 @@ def judge(errors: dict[float, Array], limit: Expansion) -> list[Verdict]:
     small, fine = [dt for dt in errors if dt <= SMALL], min(errors)
     curved, flat = (predicted_slope(small, limit.S, curvature=c) for c in (True, False))
     what = f"slope of the sd from δt = {SMALL:g} to {fine:g} (½ in the limit)"
+    # a slope for each of several blocks of runs; the bias of the logarithm is the same at every δt
+    sizes = [spread(errors[dt].reshape(BLOCKS, -1, 2), limit.S) for dt in small]
     # what the second order changes bounds what the third would
-    verdicts = [slopes(errors, limit.S).near(what, curved, within=abs(curved - flat))]
+    within = abs(curved - flat)
+    verdicts = [mean(slope(small, np.array(sizes))).near(what, curved, within=within)]
     bias, P = computed(fine)
     for i, name in enumerate(NAMES):
         sd = float(np.sqrt(limit.S[i, i]))
@@ -116,24 +100,22 @@ def judge(errors: dict[float, Array], limit: Expansion) -> list[Verdict]:
         verdicts.append(interval.near(what, sd, within=abs(finite - sd)))
     r = np.sqrt(-2 * np.log(0.05))
     what = f"runs in the 95% ellipse of the limit, δt = {fine:g}"
-    inside = frequency(radius(errors[fine], limit.S, fine) <= r)
+    inside = frequency(np.linalg.norm(whitened(errors[fine], limit.S), axis=1) <= r * fine**0.5)
     verdicts.append(inside.near(what, 0.95, within=share_error(limit, fine, r)))
     for dt in (RATES[1], fine):
         expected, flat = (computed(dt, curvature=c)[0][1] for c in (True, False))
-        interval = mean(errors[dt][:, 1])
-        within = abs(expected - flat)
-        verdicts.append(interval.near(f"bias of ln σ, δt = {dt:g}", expected, within=within))
+        interval, what = mean(errors[dt][:, 1]), f"bias of ln σ, δt = {dt:g}"
+        verdicts.append(interval.near(what, expected, within=abs(expected - flat)))
     return verdicts
 
 
 def measure(setting: Setting) -> Result:
     """Measure errors over many runs at each δt, and compute their mean and covariance."""
     rates, runs = (QUICK, 5) if setting.quick else (RATES, 25)
-    steps = np.array([1 / dt for dt in rates])
-    errors = {
-        dt: np.array(setting.sample(partial(_error, dt), BLOCKS * runs, f"{dt}", 0.95 * share))
-        for dt, share in zip(rates, steps / steps.sum(), strict=True)
-    }
+    errors, work = dict[float, Array](), sum(1 / dt for dt in rates)
+    for dt in rates:
+        found = setting.sample(partial(_error, dt), BLOCKS * runs, f"{dt}", 0.95 / dt / work)
+        errors[dt] = np.array(found)
     limit = gaussian.expansion(GAMMA, TIME)
     verdicts = judge(errors, limit)
     picture = fig.Picture([_sizes(errors, limit), _scatter(errors, limit.S)], legend=4)
@@ -144,29 +126,22 @@ def measure(setting: Setting) -> Result:
 def _sizes(errors: dict[float, Array], limit: Expansion) -> fig.Panel:
     """Return the sizes of bias and noise against δt: measured, computed, and in the limit."""
     samples, ends = np.array(list(errors.values())), np.array([1.6e-3, 1.8e-6])
-    n, sd, bias = samples.shape[1], samples.std(1, ddof=1), np.abs(samples.mean(1))
-    curve = [computed(dt) for dt in CURVE]
-    noise = np.array([np.sqrt(np.diag(P)) for _, P in curve])
-    lines = np.sqrt(np.outer(ends, np.diag(limit.S))), np.outer(ends, np.abs(limit.b))
+    n, sd, means = samples.shape[1], samples.std(1, ddof=1), samples.mean(1)
+    biases, covariances = (np.array(x) for x in zip(*map(computed, CURVE), strict=True))
     marks = [fig.text(3.2e-6, 1.9e-2, "√δt", fig.GREY), fig.text(5e-6, 2e-4, "δt", fig.GREY)]
     for i, colour in enumerate((fig.BLUE, fig.RED)):
-        for label, size, half, known, line, marker in (
-            ("sd of {}", sd, 1.96 * sd / np.sqrt(2 * n), noise, lines[0], "o"),
-            (
-                "|bias| of {}",
-                bias,
-                1.96 * sd / np.sqrt(n),
-                [abs(b) for b, _ in curve],
-                lines[1],
-                "s",
-            ),
+        noise = sd[:, i], sd[:, i] / np.sqrt(2 * n), np.sqrt(covariances[:, i, i])
+        bias = np.abs(means[:, i]), sd[:, i] / np.sqrt(n), np.abs(biases[:, i])
+        for label, (size, se, curve), line, marker in (
+            (f"sd of {NAMES[i]}", noise, np.sqrt(ends * limit.S[i, i]), "o"),
+            (f"|bias| of {NAMES[i]}", bias, ends * abs(limit.b[i]), "s"),
         ):
-            bars = np.maximum(size - half, size * 1e-3)[:, i], (size + half)[:, i]
+            bars = np.maximum(size - 2 * se, size * 1e-3), size + 2 * se
             style: dict[str, Any] = {"bars": bars, "marker": marker, "hollow": marker == "s"}
             marks += [
-                fig.points(list(errors), size[:, i], colour, label.format(NAMES[i]), **style),
-                fig.curve(CURVE, np.array(known)[:, i], colour, width=1),
-                fig.curve(ends, line[:, i], fig.GREY, width=1, style=":"),
+                fig.points(list(errors), size, colour, label, **style),
+                fig.curve(CURVE, curve, colour, width=1),
+                fig.curve(ends, line, fig.GREY, width=1, style=":"),
             ]
     return fig.panel(
         *marks, log="xy", xlim=ends[::-1], ylim=(3e-5, 20), xlabel="δt",
@@ -178,13 +153,12 @@ def _scatter(errors: dict[float, Array], S: Array) -> fig.Panel:
     """Return the scaled errors at the smallest δt, with ellipses of the limit."""
     dt, angle = min(errors), np.linspace(0, 2 * np.pi, 200)
     circle = np.linalg.cholesky(S) @ np.stack([np.cos(angle), np.sin(angle)])
-    ellipses = []
+    x, y = errors[dt].T / np.sqrt(dt)
+    marks = [fig.points(x, y, fig.BLUE, "a run of TANGO", marker=".", size=3)]
     for q, style in ((0.5, "--"), (0.95, "-")):
         x, y = np.sqrt(-2 * np.log(1 - q)) * circle
-        ellipses.append(fig.curve(x, y, fig.BLACK, f"{q:.0%} of the limit", 1.3, style))
-    x, y = errors[dt].T / np.sqrt(dt)
-    runs = fig.points(x, y, fig.BLUE, "a run of TANGO", marker=".", size=3)
+        marks.append(fig.curve(x, y, fig.BLACK, f"{q:.0%} of the limit", 1.3, style))
     return fig.panel(
-        runs, *ellipses, xlabel="error of μ / √δt", ylabel="error of ln σ / √δt",
-        title=f"{len(x)} runs at δt = {dt:g}",
+        *marks, xlabel="error of μ / √δt", ylabel="error of ln σ / √δt",
+        title=f"{len(errors[dt])} runs at δt = {dt:g}",
     )  # fmt: skip

@@ -23,24 +23,14 @@ ALARM = 5e-7
 
 @dataclass(frozen=True)
 class Verdict:
-    """One row of the table.
+    """One row of the table."""
 
-    Attributes:
-        what: the quantity, in a few words.
-        expected: what the claim says, as text.
-        measured: the estimate.
-        low: lower end of its interval; equal to ``measured`` where nothing is random.
-        high: upper end of its interval.
-        n: number of independent samples; 1 where nothing is random.
-        holds: whether the claim holds.
-    """
-
-    what: str
-    expected: str
+    what: str  # the quantity, in a few words
+    expected: str  # what the claim says
     measured: float
-    low: float
+    low: float  # lower end of the interval; equal to ``measured`` where nothing is random
     high: float
-    n: int
+    n: int  # number of independent samples; 1 where nothing is random
     holds: bool
 
 
