@@ -563,3 +563,14 @@ def test_a_model_that_compiles_itself():
     optimizer = TANGO(model.parameters(), gamma=0.1)
     fit(optimizer, model, x, y, 2)
     assert model._compiled_call_impl is not None
+
+
+@pytest.mark.filterwarnings("ignore")  # of the compiler, about itself
+def test_a_compiled_function_that_calls_the_model():
+    """The call is traced and cannot be run again; the error says what is missing."""
+    torch._dynamo.reset()
+    model, x, y = mlp(), torch.randn(5, 3), torch.randint(4, (5,))
+    function = torch.compile(lambda x: model(x), backend="eager")
+    optimizer = TANGO(model.parameters(), gamma=0.1, engine="two-pass")
+    with pytest.raises(RuntimeError, match="carry no tangent"), optimizer.tangents(model):
+        Categorical()(function(x), y)

@@ -71,7 +71,7 @@ def intercepted(model: nn.Module, handle: Callable[[ModuleCall], Any]) -> Iterat
 
     def forward(*args: Any, **kwargs: Any) -> Any:
         nonlocal busy
-        if busy:
+        if busy or torch.compiler.is_compiling():  # called in a compiled function
             return plain.forward(*args, **kwargs)
         busy = True
         try:
