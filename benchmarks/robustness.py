@@ -333,7 +333,8 @@ def main() -> None:
         task
         for (task, seed, _), row in found.items()
         for name in RIVALS
-        if (task, seed, name) in rivals and rivals[task, seed, name]["start"] != row["start"]
+        if (task, seed, name) in rivals
+        and not math.isclose(rivals[task, seed, name]["start"], row["start"], rel_tol=1e-4)
     }
     if stale:
         console.print(f"other start than the rivals, run them again (--rivals): {sorted(stale)}")

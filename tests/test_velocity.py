@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tangograd import TANGO, Bernoulli, MeanScaleGaussian
+from tangograd import TANGO, Bernoulli, MeanScaleGaussian, Poisson
 from tangograd.preconditioners import Dense
 from tangograd.reference import fisher_matrix, natural_gradient_flow
 from tangograd.vectors import flatten
@@ -182,3 +182,33 @@ def test_the_path_is_the_natural_gradient_flow():
     assert errors[1] < errors[0] / 5
     assert errors[1] < 5e-3
     assert flatten(list(model.parameters())).equal(ETA)  # the flow put them back
+
+
+@pytest.mark.parametrize("kind", ["spread", "network"])
+def test_default_arguments_follow_the_natural_gradient_flow_as_dt_falls(kind):
+    """γ, C and the guard are those of the defaults, learned while θ moves."""
+    if kind == "spread":
+        model, likelihood, x, y = Spread(curved, ETA), MeanScaleGaussian(), 4, TARGETS
+    else:
+        model, likelihood = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1)), Poisson()
+        x = torch.linspace(-3, 3, 40)[:, None]
+        y = torch.poisson(2 + torch.sin(x))
+    start = [p.detach().clone() for p in model.parameters()]
+    flow = natural_gradient_flow(
+        likelihood, lambda: model(x), y, model.parameters(), [1.0], tolerance=1e-6
+    )[-1]
+    errors = []
+    for dt in (0.02, 0.0025):
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), start, strict=True):
+                p.copy_(value)
+        optimizer = TANGO(model.parameters(), lr=dt)
+        for _ in range(round(1 / dt)):
+            optimizer.zero_grad()
+            loss = optimizer.evaluate(model, lambda: likelihood(model(x), y))
+            loss.backward()
+            optimizer.step()
+        errors.append((flatten(list(model.parameters())).detach() - flow).norm().item())
+    distance = (flow - flatten(start)).norm().item()
+    assert errors[1] < errors[0] / 4
+    assert errors[1] < 0.05 * distance
