@@ -83,9 +83,9 @@ def _noise_free(accelerated: bool, condition: float) -> Array:
     """Return θ after each step, from (1, 1, 1), at γ = 1/λ_max, until the slowest mode is small."""
     limit = np.log(1 / REDUCTION) * (3 * condition**0.5 if accelerated else 2 * condition)
     options: dict[str, Any] = {"steps": int(limit), "records": int(limit), "batch": 3}
-    options |= {"constants": [0.0, *spectrum(condition)], "rng": np.random.default_rng(0)}
-    rate = best_rate(1 / condition)  # and nothing is drawn
-    return tango(rows, np.ones(3), gamma=1.0, dt=rate, accelerated=accelerated, **options).theta
+    options |= {"dt": best_rate(1 / condition), "constants": [0.0, *spectrum(condition)]}
+    rng = np.random.default_rng(0)  # from which nothing is drawn
+    return tango(rows, np.ones(3), gamma=1.0, rng=rng, accelerated=accelerated, **options).theta
 
 
 def _noisy(accelerated: bool, steps: int, rng: np.random.Generator, *, batch: int) -> Array:

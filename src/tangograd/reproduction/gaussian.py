@@ -179,9 +179,8 @@ def moments(
     noisy: bool = True,
     curvature: bool = True,
     damped: bool = True,
-    records: int = 1,
 ) -> tuple[Array, Array]:
-    """Return mean and covariance of θ along TANGO at a finite δt, without random numbers.
+    """Return mean and covariance of θ after so many steps of TANGO, without random numbers.
 
     One step maps ``x = (μ, s, v)`` to ``h(x) + L n``, n of covariance :func:`noise`. With the mean
     and the covariance P of x,
@@ -198,19 +197,18 @@ def moments(
         noisy: whether gradients and Fisher matrices are sampled; if not, P = 0.
         curvature: whether D²h is used; its effect bounds that of the terms left out.
         damped: whether v has TANGO's factors 1-δt, which the paper's proposition leaves out.
-        records: means are returned for the start and so many times; P for the end.
     """
-    path, keep = np.zeros((records + 1, 2)), 1 - dt if damped else 1.0
-    P: Array = _moments(gamma, dt, steps, noisy, curvature, keep, path)
-    return path, P[:2, :2]
+    keep = 1 - dt if damped else 1.0
+    x, P = _moments(gamma, dt, steps, noisy, curvature, keep)
+    return x[:2], P[:2, :2]
 
 
 @njit(cache=True)
-def _moments(gamma, dt, steps, noisy, curvature, keep, path):  # type: ignore[no-untyped-def]
+def _moments(gamma, dt, steps, noisy, curvature, keep):  # type: ignore[no-untyped-def]
     x, P, N = np.zeros(4), np.zeros((4, 4)), np.empty((4, 4))
     J, JP, n = np.zeros((4, 4)), np.empty((4, 4)), np.empty((2, 2))
-    L, records = np.array([-dt * gamma, -dt * gamma, gamma, gamma]), len(path) - 1
-    for step in range(1, steps + 1):
+    L = np.array([-dt * gamma, -dt * gamma, gamma, gamma])
+    for _ in range(steps):
         a, p = M - x[0], math.exp(-2 * x[1])
         q = (1 + a * a) * p
         along = a + keep * x[2]
@@ -242,9 +240,7 @@ def _moments(gamma, dt, steps, noisy, curvature, keep, path):  # type: ignore[no
         x[3] = keep * x[3] + gamma * h2
         x[0] -= dt * x[2]
         x[1] -= dt * x[3]
-        if step * records % steps == 0:
-            path[step * records // steps] = x[:2]
-    return P
+    return x, P
 
 
 @dataclass(frozen=True)

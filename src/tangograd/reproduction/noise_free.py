@@ -20,8 +20,8 @@ KINDS = {False: "as in the proposition", True: "with TANGO's factors 1-δt"}
 
 def error(gamma: float, damped: bool, dt: float) -> float:
     """Return ``‖θ_{T/δt} - θ(T)‖`` in (μ, ln σ)."""
-    path, _ = gaussian.moments(gamma, dt, round(TIME / dt), noisy=False, damped=damped)
-    return float(np.linalg.norm(path[-1] - flow(TIME)))
+    theta, _ = gaussian.moments(gamma, dt, round(TIME / dt), noisy=False, damped=damped)
+    return float(np.linalg.norm(theta - flow(TIME)))
 
 
 def local_slopes(errors: Array) -> Array:

@@ -69,11 +69,11 @@ def render(
     quick: bool,
 ) -> str:
     """Return the page: claims with verdicts and pictures, and titles of claims without."""
-    holding = sum(_hold(verdicts) for _, verdicts, _ in sections)
+    holding = sum(all(v.holds for v in verdicts) for _, verdicts, _ in sections)
     kind = "the quick version, with wider intervals" if quick else "the full version"
     contents = "".join(
         f'<li><a href="#{claim.name}">{escape(claim.title)}</a> '
-        f"({escape(claim.where)}): {_verdict(_hold(verdicts))}</li>"
+        f"({escape(claim.where)}): {_verdict(*verdicts)}</li>"
         for claim, verdicts, _ in sections
     )
     names = escape("; ".join(left))
@@ -104,10 +104,6 @@ Intervals in parentheses miss the truth with a probability below 10<sup>-6</sup>
 """
 
 
-def _hold(verdicts: Sequence[Verdict]) -> bool:
-    return all(verdict.holds for verdict in verdicts)
-
-
 def _section(claim: Claim, verdicts: Sequence[Verdict], picture: Path) -> str:
     image = base64.b64encode(picture.read_bytes()).decode()
     paragraphs = "".join(f"<p>{escape(text)}</p>" for text in claim.paragraphs)
@@ -116,7 +112,7 @@ def _section(claim: Claim, verdicts: Sequence[Verdict], picture: Path) -> str:
     return f"""
 <section id="{claim.name}">
 <h2>{escape(claim.title)}</h2>
-<p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(_hold(verdicts))}.</p>
+<p class="where">In the paper: {escape(claim.where)}. The claim {_verdict(*verdicts)}.</p>
 {paragraphs}
 <div class="picture">
 <img alt="{escape(claim.title)}" src="data:image/png;base64,{image}">
@@ -127,9 +123,10 @@ def _section(claim: Claim, verdicts: Sequence[Verdict], picture: Path) -> str:
 
 def _row(verdict: Verdict) -> str:
     texts = (verdict.what, verdict.expected, measured(verdict), f"{verdict.n}")
-    cells = zip(COLUMNS, [*map(escape, texts), _verdict(verdict.holds)], strict=True)
+    cells = zip(COLUMNS, [*map(escape, texts), _verdict(verdict)], strict=True)
     return "<tr>" + "".join(f'<td data-column="{name}">{x}</td>' for name, x in cells) + "</tr>"
 
 
-def _verdict(holds: bool) -> str:
+def _verdict(*verdicts: Verdict) -> str:
+    holds = all(verdict.holds for verdict in verdicts)
     return '<span class="holds">holds</span>' if holds else '<span class="fails">fails</span>'

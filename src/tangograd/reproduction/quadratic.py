@@ -82,7 +82,7 @@ def expected_distance() -> tuple[float, float]:
     The error is what the curvature changes in TANGO's mean, plus the bias ¾γ of averaged SGD.
     """
     flat, curved = (
-        gaussian.moments(GAMMA, DT, round(TOP / DT), curvature=curvature)[0][-1, 1]
+        gaussian.moments(GAMMA, DT, round(TOP / DT), curvature=curvature)[0][1]
         for curvature in (False, True)
     )
     averaged = gaussian.gradient_flow(TOP, rate=GAMMA / DT)[-1, 4]

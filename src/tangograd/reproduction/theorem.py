@@ -34,8 +34,8 @@ def _error(dt: float, rng: np.random.Generator) -> Array:
 @lru_cache
 def computed(dt: float, *, curvature: bool = True) -> tuple[Array, Array]:
     """Return mean and covariance of the error at δt, from the recursion of moments."""
-    path, P = gaussian.moments(GAMMA, dt, round(TIME / dt), curvature=curvature)
-    return path[-1] - flow(TIME), P
+    theta, P = gaussian.moments(GAMMA, dt, round(TIME / dt), curvature=curvature)
+    return theta - flow(TIME), P
 
 
 def slope(rates: list[float], sizes: Array) -> Array:

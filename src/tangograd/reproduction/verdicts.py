@@ -1,11 +1,9 @@
 """Verdicts: what a claim expects, what was measured, and whether it holds.
 
-A verdict on random numbers is wrong for a true claim with probability :data:`ALARM`. There are
-fewer than a hundred verdicts, so a whole reproduction gives a false alarm for less than one of 10⁴
-seeds. The remaining factor of two covers means: their intervals from Student's t are exact for
-normal samples only (the samples are averages over long runs, or light-tailed). Medians and
-frequencies have exact intervals without assumptions. Fewer samples make an interval wider and the
-verdict weaker, but not more often wrong.
+A verdict on random numbers is wrong for a true claim with probability :data:`ALARM`. Intervals of
+medians and frequencies are exact without assumptions; those of means, from Student's t, for normal
+samples, and up to twice as often wrong for averages over long runs and light-tailed samples.
+``docs/reproduction.md`` says what that means for a whole reproduction.
 """
 
 from __future__ import annotations
