@@ -40,8 +40,15 @@ class Shuffled:
         order = (starts[:, None] + np.arange(run)).ravel()
         if n % run:
             order = order[order < n]
+        X, y, w, offset, _ = self.rows
+        same = [bool((column == column[0]).all()) for column in (w, offset)]
         for begin in range(0, n, engine.BLOCK_ROWS):
-            yield self.rows.take(order[begin : begin + engine.BLOCK_ROWS])
+            here = order[begin : begin + engine.BLOCK_ROWS]
+            w_here, offset_here = (
+                column[: len(here)] if is_same else column[here]
+                for column, is_same in zip((w, offset), same, strict=True)
+            )
+            yield Block(X.take(here), y[here], w_here, offset_here)
 
 
 def _neighbour_correlation(y: Array) -> float:
