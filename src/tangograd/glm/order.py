@@ -49,8 +49,15 @@ class Shuffled:
         if self.order is None:
             yield self.rows
             return
+        X, y, w, offset, _ = self.rows
+        same = [bool((column == column[0]).all()) for column in (w, offset)]
         for begin in range(0, len(self.rows), engine.BLOCK_ROWS):
-            yield self.rows.take(self.order[begin : begin + engine.BLOCK_ROWS])
+            here = self.order[begin : begin + engine.BLOCK_ROWS]
+            w_here, offset_here = (
+                column[: len(here)] if is_same else column[here]
+                for column, is_same in zip((w, offset), same, strict=True)
+            )
+            yield Block(X.take(here), y[here], w_here, offset_here)
 
     def places(self) -> NDArray[np.int64]:
         """Return the numbers of the rows that have a weight, in the order of the last iteration."""

@@ -191,6 +191,7 @@ class GramSum:
         if self._rows >= FOLD_ROWS:
             self._fold()
         self._rows += len(weights)
+        weights = np.ascontiguousarray(weights, dtype=np.float64)
         kind = type(X)
         if kind not in self._parts:
             self._parts[kind] = X.new_gram(self.center, self.intercept)

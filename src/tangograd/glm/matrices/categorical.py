@@ -202,12 +202,14 @@ class Categorical(DesignMatrix, _CategoricalFields):
         flush_entries(path, entries, numbers)
 
 
-@compiled
+# without reference counts: nothing is allocated
+@compiled(_nrt=False)
 def add_categorical(
     numbers: Array,
     codes: NDArray[np.int32],
     weights: Array,
     center: Array,
+    room: Array,
     products: Array,
     cross: Array,
     pairs: Array,
@@ -219,12 +221,12 @@ def add_categorical(
         codes: columns of the levels, -1 for none.
         weights: a of each row.
         center: m of the numbers.
+        room: zeros, for z and a z of a strip, shape (2 STRIP, size).
         products: gets ``Σ a z zᵀ`` on and above the diagonal.
         cross: ``cross[l]`` gets ``Σ a z`` over the rows with level l.
         pairs: ``pairs[l, h]`` gets ``Σ a`` over the rows with levels l and h, in one of two places.
     """
-    size = products.shape[1]
-    z, a_z = zeros(STRIP, size), zeros(STRIP, size)
+    size, z, a_z = products.shape[1], room[:STRIP], room[STRIP:]
     for start in range(0, len(weights), STRIP):
         rows = min(STRIP, len(weights) - start)
         for i in range(rows):
@@ -264,7 +266,8 @@ class CategoricalGram:
     def add(self, X: Categorical, weights: Array) -> None:
         if not np.array_equal(X.places, self.places):
             raise ValueError(f"numbers are in columns {X.places}, not {self.places}")
-        parts = (self.center[self.places], self._products, self._cross, self._pairs)
+        room = zeros(2 * STRIP, self._products.shape[1])
+        parts = (self.center[self.places], room, self._products, self._cross, self._pairs)
         add_categorical(X.numbers, X.codes, weights, *parts)
 
     def matrix(self) -> Array:

@@ -130,11 +130,22 @@ def center_row(values: Array, n: int, center: Array, last: float, z: Array, i: i
     z[i, len(center)] = last
 
 
-@compiled
-def add_dense(values: Array, weights: Array, center: Array, last: float, total: Array) -> None:
-    """Add ``Σ a z zᵀ`` of rows, on and above the diagonal; strips of them stay in the cache."""
-    size = total.shape[1]
-    z, a_z = zeros(STRIP, size), zeros(STRIP, size)
+# without reference counts: nothing is allocated
+@compiled(_nrt=False)
+def add_dense(
+    values: Array, weights: Array, center: Array, last: float, room: Array, total: Array
+) -> None:
+    """Add ``Σ a z zᵀ`` of rows, on and above the diagonal; strips of them stay in the cache.
+
+    Args:
+        values: x of the rows.
+        weights: a.
+        center: m.
+        last: 1 with an intercept, otherwise 0.
+        room: zeros, for z and a z of a strip, shape (2 STRIP, size).
+        total: shape (size, size).
+    """
+    size, z, a_z = total.shape[1], room[:STRIP], room[STRIP:]
     for start in range(0, len(values), STRIP):
         rows = min(STRIP, len(values) - start)
         for i in range(rows):
@@ -159,7 +170,8 @@ class DenseGram:
         self._total = zeros(padded(self._size), padded(self._size))
 
     def add(self, X: Dense, weights: Array) -> None:
-        add_dense(X.values, weights, self.center, self.last, self._total)
+        room = zeros(2 * STRIP, self._total.shape[1])
+        add_dense(X.values, weights, self.center, self.last, room, self._total)
 
     def matrix(self) -> Array:
         return symmetric(self._total, self._size)

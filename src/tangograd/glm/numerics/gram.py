@@ -18,7 +18,7 @@ import numpy as np
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.extending import intrinsic, register_jitable
+from numba.extending import intrinsic
 from numpy.typing import NDArray
 
 from tangograd.glm.numerics.jit import compiled
@@ -42,7 +42,6 @@ _VECTOR = ir.VectorType(ir.DoubleType(), WIDTH)
 _ZERO = ir.Constant(_VECTOR, [0.0] * WIDTH)
 
 
-@register_jitable
 def padded(size: int) -> int:
     """Return the columns that an array needs for so many numbers.
 
@@ -52,7 +51,6 @@ def padded(size: int) -> int:
     return -(-size // PADDING) * PADDING
 
 
-@register_jitable
 def zeros(rows: int, columns: int) -> Array:
     """Return a matrix of zeros that begins at a line of the cache.
 
@@ -166,6 +164,17 @@ def add_products(left: Array, right: Array, rows: int, total: Array) -> None:
 
 
 @compiled
+def _add_weighted(weights: Array, z: Array, a_z: Array, total: Array) -> None:
+    """Add the products of rows, strip by strip; a_z is room for a strip."""
+    for start in range(0, len(z), STRIP):
+        strip = z[start : start + STRIP]
+        for n in range(len(strip)):
+            a = weights[start + n]
+            for j in range(z.shape[1]):
+                a_z[n, j] = a * strip[n, j]
+        add_products(a_z, strip, len(strip), total)
+
+
 def add_gram(weights: Array, z: Array, total: Array) -> None:
     """Add ``Σ_n weights[n] z_n z_nᵀ`` to a matrix, on and above its diagonal.
 
@@ -174,15 +183,7 @@ def add_gram(weights: Array, z: Array, total: Array) -> None:
         z: shape (n, size), C-contiguous; size is a multiple of ``PADDING``.
         total: shape (size, size); what it gets below the diagonal has no meaning.
     """
-    rows, size = z.shape
-    weighted = zeros(min(rows, STRIP), size)
-    for start in range(0, rows, STRIP):
-        strip = z[start : start + STRIP]
-        for n in range(len(strip)):
-            a = weights[start + n]
-            for j in range(size):
-                weighted[n, j] = a * strip[n, j]
-        add_products(weighted, strip, len(strip), total)
+    _add_weighted(weights, z, zeros(min(len(z), STRIP), z.shape[1]), total)
 
 
 def symmetric(upper: Array, size: int) -> Array:
