@@ -190,15 +190,18 @@ def test_default_arguments_follow_the_natural_gradient_flow_as_dt_falls(kind):
     if kind == "spread":
         model, likelihood, x, y = Spread(curved, ETA), MeanScaleGaussian(), 4, TARGETS
     else:
-        model, likelihood = nn.Sequential(nn.Linear(1, 2), nn.Tanh(), nn.Linear(2, 1)), Poisson()
-        x = torch.linspace(-3, 3, 40)[:, None]
-        y = torch.poisson(2 + torch.sin(x))
+        model, likelihood = nn.Sequential(nn.Linear(1, 1), nn.Tanh(), nn.Linear(1, 1)), Poisson()
+        x = torch.linspace(-2, 2, 20)[:, None]
+        y = torch.round(3 + 2 * torch.sin(x))
+        with torch.no_grad():
+            for p, value in zip(model.parameters(), (1.0, 0.2, 0.5, 0.5), strict=True):
+                p.fill_(value)
     start = [p.detach().clone() for p in model.parameters()]
     flow = natural_gradient_flow(
         likelihood, lambda: model(x), y, model.parameters(), [1.0], tolerance=1e-6
     )[-1]
     errors = []
-    for dt in (0.02, 0.0025):
+    for dt in (0.02, 0.00125):
         with torch.no_grad():
             for p, value in zip(model.parameters(), start, strict=True):
                 p.copy_(value)
@@ -210,5 +213,5 @@ def test_default_arguments_follow_the_natural_gradient_flow_as_dt_falls(kind):
             optimizer.step()
         errors.append((flatten(list(model.parameters())).detach() - flow).norm().item())
     distance = (flow - flatten(start)).norm().item()
-    assert errors[1] < errors[0] / 4
-    assert errors[1] < 0.05 * distance
+    assert errors[1] < errors[0] / 5
+    assert errors[1] < 0.01 * distance
