@@ -29,9 +29,9 @@ Array = NDArray[np.float64]
 class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
     """A generalised linear model, learned in one pass over the rows with no tuning.
 
-    ``E[y|x] = g⁻¹(x·coef + intercept)``, by TANGO: each row is seen once, at a cost of O(d). The
-    estimate is that of maximum likelihood up to a few per cent of its variance; up to 64 MB of
-    rows, or with ``polish``, it is maximum likelihood's.
+    ``E[y|x] = g⁻¹(x·coef + intercept)``. Up to 64 MB of rows are fit to convergence. Of more, each
+    block of rows is a Newton step on quadratic sums (O(d²) a row), whose excess variance over
+    maximum likelihood is measured; without a full covariance, TANGO sees each row once (O(d)).
 
     Args:
         family: ``"gaussian"``, ``"binomial"``, ``"poisson"``, ``"gamma"``, ``"negative_binomial"``,
