@@ -32,6 +32,8 @@ STRONGER = 1e5
 PERFECT = 1e-6
 #: least eigenvalue of the scaled Fisher matrix that stands out from rounding
 ILL_CONDITIONED = 1e-11
+#: and that from which one step removes the ridge's bias but for a millionth
+WELL_CONDITIONED = 1e-7
 #: steps that remove the ridge's bias from a linear model, at most
 REFINEMENTS = 20
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
@@ -298,11 +300,12 @@ def _refined(objective: Objective, found: Solution) -> Solution:
     rounding has changed the Fisher matrix, which `examined` reports, and in other families, in
     which separated classes have no solution without it.
     """
-    if _smallest_eigenvalue(found.sums.fisher, objective.left_out) < ILL_CONDITIONED:
+    smallest = _smallest_eigenvalue(found.sums.fisher, objective.left_out)
+    if smallest < ILL_CONDITIONED:
         return found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
     H = objective.curvature(found.sums.fisher)
     theta, last = found.theta, np.inf
-    for _ in range(REFINEMENTS):
+    for _ in range(1 if smallest > WELL_CONDITIONED else REFINEMENTS):
         sums = objective.sums(theta, full=False)[2]
         sums.gradient[objective.left_out] = 0.0
         step = solve(H, sums.gradient)
