@@ -246,6 +246,18 @@ STREAMS = {
 }
 
 
+def test_a_class_without_weight_cannot_be_balanced(data):
+    y = np.array(["no", "yes"])[np.arange(N) % 2]
+    with pytest.raises(DataError, match="weight of each class, and class 'yes' has none"):
+        TangoClassifier(class_weight="balanced").fit(data[0], y, sample_weight=y == "no")
+
+
+def test_no_intervals_without_more_rows_than_coefficients(data):
+    X, y = data[0][:2], np.arange(2.0)
+    with pytest.raises(DataError, match="no more rows than it has coefficients"):
+        TangoRegressor().fit(X, y).predict(X, interval=0.9)
+
+
 @pytest.mark.parametrize("case", STREAMS)
 def test_bad_streams_of_classes(case, data):
     arguments, options, message = STREAMS[case]

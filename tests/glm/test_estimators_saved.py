@@ -63,8 +63,9 @@ def test_a_saved_regression_is_the_same_in_every_bit(case, tmp_path):
     assert loaded.n_features_in_ == D
     assert loaded._family() == model._family()
     assert loaded.fit_intercept == model.fit_intercept
-    loaded.coef_[:] = 0
-    assert_same_results(model, loaded)
+    for either in (model, loaded):
+        with pytest.raises(ValueError, match="read-only"):
+            either.coef_[:] = 0
     with pytest.raises(ValueError, match="cannot learn further"):
         loaded.partial_fit(X, y)
     np.testing.assert_array_equal(loaded.fit(X, y).predict(X), model.fit(X, y).predict(X))

@@ -57,6 +57,12 @@ def _missing(value: Any) -> bool:
         return True
 
 
+def read_only(array: Array) -> Array:
+    """Return an array that is not shared with a model as one that refuses to be written to."""
+    array.flags.writeable = False
+    return array
+
+
 def check_among(value: object, name: str, allowed: tuple[object, ...]) -> None:
     """Raise if the value of an option is none of those allowed."""
     if value not in allowed:

@@ -13,7 +13,7 @@ from sklearn.metrics import accuracy_score
 from sklearn.utils.class_weight import compute_class_weight
 from sklearn.utils.multiclass import check_classification_targets, unique_labels
 
-from tangograd.glm.checks import check_finite_target
+from tangograd.glm.checks import check_finite_target, read_only
 from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, Multinomial, by_name, means
 from tangograd.glm.fitted import Fitted
@@ -111,6 +111,14 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
     def _weights(self, y: NDArray[Any], codes: Array, weights: Array) -> Array:
         if self.class_weight is None:
             return weights
+        if self.class_weight == "balanced":
+            counts = np.bincount(codes.astype(np.int64), weights, len(self.classes_))
+            if not counts.all():
+                empty = self.classes_.tolist()[int(np.argmin(counts))]
+                raise DataError(
+                    "class_weight='balanced' divides by the weight of each class, and class "
+                    f"{empty!r} has none: leave its rows out, or give class_weight as numbers"
+                )
         each = compute_class_weight(
             self.class_weight, classes=self.classes_, y=y, sample_weight=weights
         )
@@ -158,13 +166,13 @@ class TangoClassifier(ClassifierMixin, GeneralisedLinear):  # type: ignore[misc]
 
     @property
     def coef_(self) -> Array:
-        """Shape (1, d) or (classes, d)."""
-        return _centred_classes(self._theta()[:, :-1])
+        """Shape (1, d) or (classes, d); read-only."""
+        return read_only(_centred_classes(self._theta()[:, :-1]))
 
     @property
     def intercept_(self) -> Array:
-        """Shape (1,) or (classes,)."""
-        return _centred_classes(self._theta()[:, -1:])[:, 0]
+        """Shape (1,) or (classes,); read-only."""
+        return read_only(_centred_classes(self._theta()[:, -1:])[:, 0])
 
     def decision_function(
         self, X: ArrayLike | sp.spmatrix, offset: ArrayLike | None = None

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
 Array = NDArray[np.float64]
 
@@ -98,10 +99,36 @@ class Fitted:
         return whole - self.degrees_of_freedom
 
     @property
+    def estimates_dispersion(self) -> bool:
+        """Whether φ was estimated from the residuals."""
+        return self.family in {"gaussian", "gamma", "tweedie"}
+
+    @property
+    def reference_freedom(self) -> float:
+        """Degrees of freedom of the t distribution of ``estimate / error``.
+
+        Those of the residuals where φ is estimated; infinite (the normal distribution) where it is
+        known; NaN if there are no more rows than coefficients, for there is no reference then.
+        """
+        if self.residual_freedom <= 0:
+            return np.nan
+        return self.residual_freedom if self.estimates_dispersion else np.inf
+
+    def quantile(self, level: float) -> float:
+        """Return half the length of an interval of this level, in standard errors."""
+        freedom, upper = self.reference_freedom, (1 + level) / 2
+        return float(ndtri(upper) if np.isinf(freedom) else stdtrit(freedom, upper))
+
+    def p_values(self, statistics: Array) -> Array:
+        """Return the two-sided p-values of ``estimate / error``."""
+        freedom, lower = self.reference_freedom, -np.abs(statistics)
+        return np.asarray(2 * (ndtr(lower) if np.isinf(freedom) else stdtr(freedom, lower)))
+
+    @property
     def aic(self) -> float:
         """Akaike's criterion, ``-2 log L + 2 p``, p with the dispersion where it is estimated."""
-        free = self.family in {"gaussian", "gamma", "tweedie"}
-        return -2 * self.log_likelihood + 2 * (self.degrees_of_freedom + free)
+        free = self.degrees_of_freedom + self.estimates_dispersion
+        return -2 * self.log_likelihood + 2 * free
 
     @property
     def d2(self) -> float:

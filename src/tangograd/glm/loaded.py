@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 from numpy.typing import NDArray
 
+from tangograd.glm.errors import DataError
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.matrices import DesignMatrix
 
@@ -35,6 +38,19 @@ class Loaded:
     def coefficients(self) -> Array:
         """Shape (outputs, d + 1), the intercept last."""
         return self.theta.copy()
+
+
+def interval_quantile(fitted: Fitted, level: float) -> float:
+    """Return half the length of an interval for a predictor, in standard errors.
+
+    Raises:
+        DataError: there are no more rows than coefficients.
+    """
+    if math.isnan(fitted.reference_freedom):
+        raise DataError(
+            "there are no intervals: the model was fit to no more rows than it has coefficients"
+        )
+    return fitted.quantile(level)
 
 
 def predictor_errors(fitted: Fitted, X: DesignMatrix) -> Array:

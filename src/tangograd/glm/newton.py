@@ -30,6 +30,12 @@ OF_INFORMATION = 0.01
 STRONGER = 1e5
 #: the share of the null deviance that a perfect fit leaves, rounding included
 PERFECT = 1e-6
+#: least eigenvalue of the scaled Fisher matrix that stands out from rounding
+ILL_CONDITIONED = 1e-11
+#: and that from which one step removes the ridge's bias but for a millionth
+WELL_CONDITIONED = 1e-7
+#: steps that remove the ridge's bias from a linear model, at most
+REFINEMENTS = 20
 #: beyond so many coefficients the Fisher matrix is not formed, and L-BFGS is used
 DENSE = 1500
 
@@ -264,7 +270,8 @@ def maximum_likelihood(objective: Objective, theta: Array) -> Solution:
     Where there are any, the first solution, in which the ridge chose between them, is only the
     start of another. A penalty makes all columns count.
     """
-    found = converge(objective, theta)
+    refine = objective.family.quadratic and objective.alpha == 0
+    found = converge(objective, theta, meat=not refine)
     if objective.alpha > 0 or not found.sums.full:
         return found
     size = objective.size
@@ -274,14 +281,51 @@ def maximum_likelihood(objective: Objective, theta: Array) -> Solution:
     kept = independent_columns(gram, size - 1 if objective.intercept else None)
     aliased = tuple(int(j) for j in np.setdiff1d(present, kept))
     if not aliased:
-        return found
+        return _refined(objective, found) if refine else found
     if _interpolates(objective, found):  # columns cannot be told apart: the least coefficients
         objective.ridge *= STRONGER
         return converge(objective, theta)
     objective.leave_out(aliased)
     theta = found.theta.copy()
     theta[:, list(aliased)] = 0.0
-    return converge(objective, theta)._replace(aliased=aliased)
+    found = converge(objective, theta, meat=not refine)._replace(aliased=aliased)
+    return _refined(objective, found) if refine else found
+
+
+def _refined(objective: Objective, found: Solution) -> Solution:
+    """Return the least-squares solution of a linear model, without the ridge's bias.
+
+    That is iterative refinement: steps with the ridge's curvature and the gradient without it, as
+    long as they become shorter. The ridge stays where the columns are so nearly dependent that
+    rounding has changed the Fisher matrix, which `examined` reports, and in other families, in
+    which separated classes have no solution without it.
+    """
+    smallest = _smallest_eigenvalue(found.sums.fisher, objective.left_out)
+    if smallest < ILL_CONDITIONED:
+        return found._replace(sums=objective.sums(found.theta, full=True, meat=True)[2])
+    H = objective.curvature(found.sums.fisher)
+    theta, last = found.theta, np.inf
+    for _ in range(1 if smallest > WELL_CONDITIONED else REFINEMENTS):
+        sums = objective.sums(theta, full=False)[2]
+        sums.gradient[objective.left_out] = 0.0
+        step = solve(H, sums.gradient)
+        size = float(sums.gradient @ step)
+        if not size < last:  # rounding is all that is left
+            break
+        theta, last = theta - step.reshape(theta.shape), size
+    objective.ridge = np.zeros_like(objective.ridge)
+    loss, pearson, sums = objective.sums(theta, full=True, meat=True)
+    return found._replace(theta=theta, loss=loss, pearson=pearson, sums=sums)
+
+
+def _smallest_eigenvalue(H: Array, left_out: NDArray[np.intp]) -> float:
+    """Return that of a matrix scaled to diagonal 1, without some coefficients."""
+    diagonal = np.diag(H).copy()
+    diagonal[left_out] = 0.0
+    here = np.flatnonzero(diagonal > 0)
+    scale = 1 / np.sqrt(diagonal[here])
+    R = H[np.ix_(here, here)] * scale[:, None] * scale
+    return float(np.linalg.eigvalsh(R)[0]) if len(here) else 1.0
 
 
 def _interpolates(objective: Objective, found: Solution) -> bool:

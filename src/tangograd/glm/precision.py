@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from scipy.special import expi
 
 from tangograd.glm.fitted import Fitted
-from tangograd.glm.newton import Solution, penalty_matrix
+from tangograd.glm.newton import RIDGE, Solution, penalty_matrix
 from tangograd.glm.watch import SORTED
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ GROUPED = 0.02
 ALL_BUT = 0.03
 #: how much worse than a constant a model may be before it is told so
 HOPELESS = 3.0
-#: eigenvalues of R below this are those of dependent columns
+#: eigenvalues of R of a stream below this are those of dependent columns
 DEPENDENT = 1e-10
 #: a√K that is no different from none, where rounding would matter
 FLAT = 1e-3
@@ -114,7 +114,8 @@ class Precision:
         scale = 1 / np.sqrt(np.diag(H)[here])
         R = H[np.ix_(here, here)] * scale[:, None] * scale
         values, vectors = np.linalg.eigh(R)
-        values = np.maximum(values, DEPENDENT)
+        least = RIDGE if self.exact else DEPENDENT
+        values = np.maximum(values, least)
         e = self.excess(values)
         half = scale[:, None] * vectors
         covariance, robust = np.full((2, p, p), np.nan)
@@ -124,7 +125,7 @@ class Precision:
         sandwich = bread @ sums.meat[inside] @ bread
         inflation = np.trace(bread @ sums.meat[inside]) / max(len(here), 1)
         robust[inside] = sandwich + inflation * (half * (e / values)) @ half.T
-        learned = values > DEPENDENT
+        learned = values > least
         return covariance, robust, float(1 + e[learned].mean()) if learned.any() else 1.0
 
     def fitted(self, names: tuple[str, ...], labels: tuple[object, ...] | None) -> Fitted:

@@ -8,18 +8,17 @@ from typing import Any, Self
 import numpy as np
 import scipy.sparse as sp
 from numpy.typing import ArrayLike, NDArray
-from scipy.stats import norm
 from sklearn.base import RegressorMixin
 from sklearn.utils.validation import (
     check_consistent_length,
     column_or_1d,
 )
 
-from tangograd.glm.checks import checked_weights
+from tangograd.glm.checks import checked_weights, read_only
 from tangograd.glm.families import Family, by_name, means
 from tangograd.glm.fitted import Fitted
 from tangograd.glm.linear import GeneralisedLinear
-from tangograd.glm.loaded import has_intercept, predictor_errors
+from tangograd.glm.loaded import has_intercept, interval_quantile, predictor_errors
 from tangograd.glm.matrices import Block
 from tangograd.glm.tally import Tally
 
@@ -29,9 +28,9 @@ Array = NDArray[np.float64]
 class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
     """A generalised linear model, learned in one pass over the rows with no tuning.
 
-    ``E[y|x] = g⁻¹(x·coef + intercept)``, by TANGO: each row is seen once, at a cost of O(d). The
-    estimate is that of maximum likelihood up to a few per cent of its variance; up to 64 MB of
-    rows, or with ``polish``, it is maximum likelihood's.
+    ``E[y|x] = g⁻¹(x·coef + intercept)``. Up to 64 MB of rows are fit to convergence. Of more, each
+    block of rows is a Newton step on quadratic sums (O(d²) a row), whose excess variance over
+    maximum likelihood is measured; without a full covariance, TANGO sees each row once (O(d)).
 
     Args:
         family: ``"gaussian"``, ``"binomial"``, ``"poisson"``, ``"gamma"``, ``"negative_binomial"``,
@@ -144,8 +143,8 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
 
     @property
     def coef_(self) -> Array:
-        """Shape (d,)."""
-        return self._theta()[0, :-1]
+        """Shape (d,); read-only."""
+        return read_only(self._theta()[0, :-1])
 
     @property
     def intercept_(self) -> float:
@@ -174,7 +173,7 @@ class TangoRegressor(RegressorMixin, GeneralisedLinear):  # type: ignore[misc]
             return means(model_family, eta)
         if not 0 < interval < 1:
             raise ValueError(f"interval must be a level between 0 and 1; got {interval!r}")
-        width = norm.ppf(0.5 + interval / 2) * predictor_errors(self.fitted_, matrix)
+        width = interval_quantile(self.fitted_, interval) * predictor_errors(self.fitted_, matrix)
         return tuple(means(model_family, at) for at in (eta, eta - width, eta + width))  # type: ignore[return-value]
 
     def score(

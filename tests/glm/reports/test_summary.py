@@ -37,7 +37,8 @@ def statsmodels_fit(family: str):
         "binomial": (rng.random(80) < 1 / (1 + np.exp(-eta))).astype(float),
         "gamma": rng.gamma(2.0, np.exp(eta) / 2),
     }[family]
-    return sm.GLM(y, x, family=FAMILIES[family][0]).fit(tol=1e-12)
+    estimated = family in {"gaussian", "gamma"}
+    return sm.GLM(y, x, family=FAMILIES[family][0]).fit(tol=1e-12, use_t=estimated)
 
 
 def from_statsmodels(family: str, **changes) -> Fitted:
@@ -242,6 +243,34 @@ def test_what_the_reader_should_know_is_in_the_notes(changes, said):
     assert len(summary.notes()) == 1
     assert said in summary.notes()[0]
     assert said in " ".join(str(summary).split())
+
+
+@pytest.mark.parametrize("family", ["gaussian", "gamma", "poisson"])
+def test_no_tests_without_more_rows_than_coefficients(family):
+    summary = Summary(from_statsmodels(family, rows=4, weight=4.0))
+    assert all(cells[1:] == [*"–––––"] for cells in coefficient_rows(str(summary)).values())
+    assert all(line.p is None and line.low is None for line in summary.coefficients())
+    assert len(summary.notes()) == 1
+    assert "no more rows than coefficients" in summary.notes()[0]
+
+
+@pytest.mark.parametrize("progressive", [False, True])
+@pytest.mark.parametrize("value", [-4716293.026, -4716293026.5, -4.7162930265e13, 123456.789])
+def test_large_sums_are_shown_without_gaps(value, progressive):
+    fitted = from_statsmodels(
+        "poisson",
+        log_likelihood=value,
+        deviance=abs(value),
+        null_deviance=2 * abs(value),
+        progressive=progressive,
+        rows=30_000_004,
+        weight=30_000_004.0,
+    )
+    text = str(Summary(fitted)).partition("---")[0]
+    assert "…" not in text
+    assert re.search("Df residuals: +30,000,000 ", text)
+    shown = float(re.search(r"og-likelihood: +(\S+)", text)[1])
+    assert shown == pytest.approx(value, rel=1e-3 if progressive else 1e-5)
 
 
 def test_unknown_errors_are_dashes_in_text_and_null_in_json():

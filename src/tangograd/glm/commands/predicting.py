@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from scipy.special import expit, logit, ndtri
+from scipy.special import expit, logit
 
 from tangograd.glm.designs.columns import Faults, numbers, take_column
 from tangograd.glm.designs.design import Design, Rows
@@ -18,7 +18,7 @@ from tangograd.glm.errors import DataError
 from tangograd.glm.families import Family, Multinomial, by_name
 from tangograd.glm.families import means as family_means
 from tangograd.glm.fitted import Array, Fitted
-from tangograd.glm.loaded import has_intercept
+from tangograd.glm.loaded import has_intercept, interval_quantile
 from tangograd.glm.matrices import as_matrix
 from tangograd.glm.saved import fitted_from_dict, load
 
@@ -66,7 +66,7 @@ def intervals(fitted: Fitted, X: Any, eta: Array, level: float) -> tuple[Array, 
     nothing (no standard error) count as known.
 
     Raises:
-        DataError: the model has no full covariance matrix.
+        DataError: the model has no full covariance matrix, or no more rows than coefficients.
     """
     if fitted.covariance is None:
         held = "none" if fitted.covariance_kind == "none" else "its diagonal alone"
@@ -74,7 +74,7 @@ def intervals(fitted: Fitted, X: Any, eta: Array, level: float) -> tuple[Array, 
             f"intervals need the covariance matrix of the coefficients, and this model has {held}: "
             "leave out --interval, or fit a model with fewer columns"
         )
-    reach = float(ndtri((1 + level) / 2))
+    reach = interval_quantile(fitted, level)
     variances = _predictor_covariances(fitted, X)
     if fitted.family == "multinomial":
         p = np.clip(means(fitted, eta), TINY, 1 - np.finfo(float).eps)

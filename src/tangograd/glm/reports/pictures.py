@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 from rich.cells import cell_len
-from scipy.special import ndtri
 
 from tangograd.glm.fitted import Array, Fitted
 from tangograd.glm.reports.metrics import Calibration, HeldOut, calibration, residual_bins
@@ -173,7 +172,7 @@ def _position(line: Coefficient, known: bool) -> float:
 
 
 def _quantile(summary: Summary) -> float:
-    return float(ndtri((1 + summary.level) / 2))
+    return summary.fitted.quantile(summary.level)
 
 
 def _spread_axis(axes: Any, x: Array, reach: float) -> None:

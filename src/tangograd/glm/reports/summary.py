@@ -10,10 +10,10 @@ from typing import Any
 
 import numpy as np
 from rich.cells import cell_len, set_cell_size
-from scipy.special import ndtr, ndtri
 
 from tangograd.glm.fitted import Array, Fitted
 from tangograd.glm.reports.wording import (
+    amount,
     html,
     model_words,
     number,
@@ -26,6 +26,7 @@ from tangograd.glm.reports.wording import (
 )
 
 WIDTH = 80
+FACT_WIDTH = (WIDTH - 3) // 2 - 2  # of a label and its value
 LIMIT = 200
 ENDS = 50
 NAME_WIDTH = 60
@@ -41,7 +42,18 @@ PROGRESSIVE = (
 
 @dataclass(frozen=True)
 class Coefficient:
-    """One line of the table; ``None`` where a number is not known."""
+    """One line of the table; ``None`` where a number is not known.
+
+    Attributes:
+        outcome: the class, of a classifier.
+        name: of the column.
+        estimate: the coefficient.
+        standard_error: of the estimate.
+        z: estimate / error; a t statistic where the dispersion is estimated.
+        p: two-sided, of the estimate being 0.
+        low: lower end of the interval.
+        high: upper end of the interval.
+    """
 
     outcome: str | int | float | bool
     name: str
@@ -63,7 +75,9 @@ class Summary:
     r"""Coefficients with standard errors, z, p and intervals, as text, HTML, data frame or dict.
 
     ``z = estimate / error``, ``p = 2 Φ(-|z|)``, and the interval is ``estimate ± q error``, q and Φ
-    those of the normal distribution for all families, as in statsmodels' GLM.
+    those of the normal distribution; where the dispersion is estimated (gaussian, gamma, tweedie),
+    those of the t distribution with the residual degrees of freedom, as in R. With no more rows
+    than coefficients there are no tests and no intervals.
 
     Args:
         fitted: the model.
@@ -121,7 +135,9 @@ class Summary:
         if self.errors is None:
             return ("coef",)
         tail = (1 - self.level) / 2
-        return ("coef", "std err", "z", "P>|z|", f"[{tail:.4g}", f"{1 - tail:.4g}]")
+        letter = "t" if self.fitted.estimates_dispersion else "z"
+        ends = f"[{tail:.4g}", f"{1 - tail:.4g}]"
+        return ("coef", "std err", letter, f"P>|{letter}|", *ends)
 
     def coefficients(self) -> list[Coefficient]:
         """All lines, outcome by outcome."""
@@ -129,30 +145,38 @@ class Summary:
         given = np.full(len(fitted.estimates), np.nan) if self.errors is None else self.errors
         # 0, NaN and infinity: of a column that was left out, or of which the data say nothing
         errors = np.where((given > 0) & np.isfinite(given), given, np.nan)
+        if self._saturated:
+            errors = np.full_like(errors, np.nan)
         with np.errstate(over="ignore"):
             z = fitted.estimates / errors
-        reach = float(ndtri((1 + self.level) / 2)) * errors
+        reach = fitted.quantile(self.level) * errors
         interval = fitted.estimates - reach, fitted.estimates + reach
-        values = np.column_stack([fitted.estimates, errors, z, 2 * ndtr(-np.abs(z)), *interval])
+        values = np.column_stack([fitted.estimates, errors, z, fitted.p_values(z), *interval])
         labels = [(outcome, name) for outcome in fitted.outcomes for name in fitted.names]
         return [
             Coefficient(_plain(outcome), name, *map(_finite, line))
             for (outcome, name), line in zip(labels, values.tolist(), strict=True)
         ]
 
+    @property
+    def _saturated(self) -> bool:
+        """Whether there are no more rows than coefficients, so that nothing can be tested."""
+        return math.isnan(self.fitted.reference_freedom)
+
     def header(self) -> list[tuple[str, str]]:
         """What is said above the coefficients: labels and values."""
         fitted = self.fitted
         progressive = fitted.progressive
 
-        def of_rows(label: str) -> str:
-            return f"Progressive {label}" if progressive else label[0].upper() + label[1:]
+        def of_rows(label: str, x: float) -> tuple[str, str]:
+            label = f"Progressive {label}" if progressive else label[0].upper() + label[1:]
+            return label, total(x, FACT_WIDTH - len(label))
 
         parameters = [
             (name.replace("_", " ").capitalize(), f"{x:.4g}")
             for name, x in fitted.parameters.items()
         ]
-        weights = [("Sum of weights", f"{fitted.weight:,.7g}")] if _weighted(fitted) else []
+        weights = [("Sum of weights", amount(fitted.weight))] if _weighted(fitted) else []
         return [
             ("Family", fitted.family.replace("_", " ")),
             ("Link", fitted.link),
@@ -160,15 +184,15 @@ class Summary:
             ("Rows", f"{fitted.rows:,}"),
             *weights,
             ("Coefficients", f"{fitted.degrees_of_freedom:,}"),
-            ("Df residuals", f"{fitted.residual_freedom:,.7g}"),
+            ("Df residuals", amount(fitted.residual_freedom)),
             ("Dispersion", number(fitted.dispersion)),
             ("Passes", f"{fitted.passes}"),
             ("Converged", "yes" if fitted.converged else "no"),
-            (of_rows("log-likelihood"), total(fitted.log_likelihood)),
-            (of_rows("deviance"), total(fitted.deviance)),
-            (of_rows("null deviance"), total(fitted.null_deviance)),
-            (of_rows("D²"), number(fitted.d2)),
-            (of_rows("AIC"), total(fitted.aic)),
+            of_rows("log-likelihood", fitted.log_likelihood),
+            of_rows("deviance", fitted.deviance),
+            of_rows("null deviance", fitted.null_deviance),
+            (of_rows("D²", fitted.d2)[0], number(fitted.d2)),
+            of_rows("AIC", fitted.aic),
             ("Penalty alpha", f"{fitted.alpha:.4g}"),
             ("Covariance", fitted.covariance_kind + (", robust" if self.robust else "")),
         ]
@@ -214,6 +238,12 @@ class Summary:
             yield (
                 "Standard errors include the excess variance of one pass over maximum likelihood's."
             )
+        if self._saturated:
+            yield (
+                "There are no more rows than coefficients: nothing is left to estimate errors "
+                "from, so standard errors, tests and intervals are left out."
+            )
+            return
         unknown = int(np.sum(~(np.isfinite(errors) & (errors > 0))))
         if unknown:
             some = f"{plural(unknown, 'coefficient')} without a standard error"

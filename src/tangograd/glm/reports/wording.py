@@ -99,15 +99,28 @@ def number(x: float | None) -> str:
     return f"{x:.1f}" if size >= 999.95 else f"{x:#.4g}" if x else "0"
 
 
-def total(x: float) -> str:
-    """A sum over rows, to the thousandth where it is small.
+def total(x: float, width: int = 24) -> str:
+    """Return a sum over rows, to the thousandth where it is small, in at most ``width`` columns.
 
-    >>> total(-89.8861), total(12345678.91)
-    ('-89.886', '12345678.9')
+    >>> total(-89.8861), total(12345678.91), total(-4716293.026, width=10)
+    ('-89.886', '12345678.9', '-4716293.0')
     """
     if not math.isfinite(x):
         return UNKNOWN
-    return f"{x:.3f}" if abs(x) < 1e6 else f"{x:.1f}" if abs(x) < 1e10 else f"{x:.5e}"
+    forms = {".3f": 1e6, ".1f": 1e10, ".0f": 1e10, ".5e": math.inf}
+    texts = [f"{x:{form}}" for form, most in forms.items() if abs(x) < most]
+    return next((text for text in texts if len(text) <= width), f"{x:.3e}")
+
+
+def amount(x: float) -> str:
+    """Return a number of rows, or a sum of weights, with all its digits before the point.
+
+    >>> amount(12345678.0), amount(123.25), amount(1e18)
+    ('12,345,678', '123.25', '1e+18')
+    """
+    if abs(x) >= 1e15 or not math.isfinite(x):
+        return f"{x:.7g}"
+    return f"{x:,.0f}" if x == round(x) or abs(x) >= 1e6 else f"{x:,.7g}"
 
 
 def z_score(z: float | None) -> str:
