@@ -19,6 +19,7 @@ The factors with which terms enter the loss are known only after the backward pa
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -42,7 +43,6 @@ class Pulled:
 
     parameters: Sequence[Tensor]
     share: Share
-    samples: int
     draws: int
     probe: list[Tensor]
     squares: list[Tensor]
@@ -125,17 +125,24 @@ def collect(
             if "gradient" in needs
             else []
         )
-        samples = len(term.outputs)
-        pulled.append(
-            Pulled(parameters, term.share, samples, draws, probe, squares, gradient, moments)
-        )
+        pulled.append(Pulled(parameters, term.share, draws, probe, squares, gradient, moments))
     return pulled
 
 
 def combine(
-    pulled: Sequence[Pulled], group: Sequence[Tensor], communicator: Communicator = LOCAL
+    pulled: Sequence[Pulled],
+    group: Sequence[Tensor],
+    samples: float = math.inf,
+    communicator: Communicator = LOCAL,
 ) -> Statistics:
-    """The statistics of one group of parameters, from all terms that went into a step."""
+    """Return the statistics of one group of parameters, from all terms that went into a step.
+
+    Args:
+        pulled: what was pulled back for each term.
+        group: the parameters of the group.
+        samples: the effective number of samples in the step, of all processes.
+        communicator: the processes that train together.
+    """
     used = [piece for piece in pulled if piece.share.used]
     diagonal = _total(
         [(piece.share.factor, piece.parameters, piece.squares) for piece in used], group
@@ -148,7 +155,7 @@ def combine(
         fisher_diagonal=communicator.mean_of_tensors(diagonal),
         gradient=communicator.mean_of_tensors(gradient),
         layers=_agreed(_factors(used, group), _total_factor(used), communicator),
-        samples=communicator.size * sum(piece.samples for piece in used),
+        samples=samples,
     )
 
 

@@ -137,7 +137,7 @@ def refresh(
     pulled = [piece for block in blocks for piece in block.pulled]
     for group in groups:
         if pulled and group.C.needs:
-            group.C.update(combine(pulled, group.params, communicator))
+            group.C.update(combine(pulled, group.params, signals.samples, communicator))
     failure = None
     for rule in auto_rules(group.rule for group in groups):
         if id(rule) not in stopped:

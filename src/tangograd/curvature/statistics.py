@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -36,11 +37,11 @@ class Statistics:
         fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
         gradient: g, shaped like the parameters.
         layers: Kronecker factors, of the layers whose weight is in the group.
-        samples: the number of samples in the batch.
+        samples: the effective number of samples in the step, of all processes.
     """
 
     draws: int
     fisher_diagonal: list[Tensor]
     gradient: list[Tensor]
     layers: list[Factors]
-    samples: int = 1
+    samples: float = math.inf
