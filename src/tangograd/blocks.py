@@ -103,6 +103,15 @@ class TangentBlocks:
             self.engine.verified = True
             return loss
 
+    def named_gradients(self, groups: Sequence[Mapping[str, Any]]) -> list[tuple[str, Tensor]]:
+        """Return the gradients, with the names that the model gives their parameters."""
+        return [
+            (self.names.get(id(p), f"number {i} of group {k}"), p.grad)
+            for k, group in enumerate(groups)
+            for i, p in enumerate(group["params"])
+            if p.requires_grad and p.grad is not None
+        ]
+
     def _communicating(
         self, model: nn.Module | None, trained: Trained
     ) -> AbstractContextManager[None]:

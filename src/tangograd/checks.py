@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from tangograd.curvature import GammaRule
+from tangograd.curvature.observation import Observation
+from tangograd.curvature.signals import Signals
 from tangograd.parallel import Communicator
 from tangograd.parallel.shards import all_finite
 from tangograd.preconditioners import Preconditioner
@@ -165,15 +167,39 @@ def check_supported(
 SCALE = 1024.0
 
 
-def check_scale(factor: float, expected: float, found: float) -> None:
-    """Detect, in the second step, a GradScaler that the optimizer was not told of.
+def check_signals(
+    signals: Signals,
+    blocks: Sequence[Observation],
+    named_gradients: Sequence[tuple[str, Tensor]],
+    *,
+    given: bool,
+) -> None:
+    """Raise an error if the numbers of a step are not valid; nothing has been changed yet.
 
     Args:
-        factor: the factor of the step's loss in backward.
-        expected: ``⟨bracket, ṽ⟩`` from the outputs, with the factors of backward.
-        found: the same from the gradients. When it is smaller by just the factor, this has been
-            taken out of the gradients.
+        signals: the numbers of the step.
+        blocks: its blocks.
+        named_gradients: the gradients, with the names of their parameters.
+        given: whether γ was chosen by the user.
     """
+    if signals.invalid:
+        elsewhere = FloatingPointError("the batch of another process is invalid: see its error")
+        raise next((block.error() for block in blocks if bool(block.invalid)), elsewhere)
+    check_factor(signals.factor_min)
+    if not signals.finite:
+        advice = "check the batch and lr" + (", or lower gamma" if given else "")
+        check_finite(named_gradients, advice)
+
+
+def check_scale(signals: Signals) -> None:
+    """Detect, in the second step, a GradScaler that the optimizer was not told of.
+
+    The bracket along the velocity is known from the outputs, with the factors of backward, and from
+    the gradients. If the latter is smaller by just the factor of the loss, a scaler has taken this
+    out of the gradients.
+    """
+    factor, expected = signals.factor, signals.bracket_of_outputs
+    found = signals.bracket_of_gradients
     if factor >= SCALE and expected and abs(factor * found / expected - 1) < 0.01:
         raise RuntimeError(
             f"the loss was multiplied by {factor:g} for backward, and the gradients were divided "

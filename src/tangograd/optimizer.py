@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -17,12 +17,12 @@ from tangograd.blocks import TangentBlocks, Trained, notify_likelihoods, velocit
 from tangograd.curvature import GammaRule
 from tangograd.curvature.observation import Observation
 from tangograd.curvature.planning import Plan
-from tangograd.curvature.signals import Signals, read_signals
+from tangograd.curvature.signals import read_signals
 from tangograd.curvature.step import decide
 from tangograd.diagnostics import Warner, describe, numbers
 from tangograd.engines import resolve
 from tangograd.likelihoods import Likelihood
-from tangograd.parallel import Communicator, communicator_for
+from tangograd.parallel import communicator_for
 from tangograd.parallel.shards import is_shard, local
 from tangograd.preconditioners import Preconditioner
 from tangograd.solve import relative_residual
@@ -156,7 +156,7 @@ class TANGO(Optimizer):
         unknown = param_group.keys() - self.defaults.keys() - {"params", "param_names"}
         checks.check_unknown(dict.fromkeys(sorted(unknown)))
         options = dict(self.defaults) | param_group
-        options["gamma"] = self._rule(options["gamma"])
+        options["gamma"] = curvature.resolve(options["gamma"], self._rules())
         checks.check_options(options)
         super().add_param_group(
             options | {"previous_lr": learning_rate(options), "steps": 0, "velocity_norm": math.nan}
@@ -179,18 +179,12 @@ class TANGO(Optimizer):
             group["preconditioner"].init(params)
             velocities(params, self.state)
 
-    def _rule(self, gamma: float | str | GammaRule) -> GammaRule:
-        """Return the rule for an option; a name means the same rule, with one γ, in all groups."""
-        rule = curvature.resolve(gamma)
-        used = (group["gamma"] for group in self.param_groups)
-        same = (other for other in used if type(other) is type(rule) and other.by_name)
-        return next(same, rule) if isinstance(gamma, str) else rule
-
     def _rules(self) -> list[GammaRule]:
         """Return the γ rule of each group; users may have set another number or name."""
         for group in self.param_groups:
             if not isinstance(group["gamma"], GammaRule):
-                group["gamma"] = self._rule(group["gamma"])
+                used = [g["gamma"] for g in self.param_groups if isinstance(g["gamma"], GammaRule)]
+                group["gamma"] = curvature.resolve(group["gamma"], used)
         return [group["gamma"] for group in self.param_groups]
 
     def _trained(self) -> Trained:
@@ -264,7 +258,10 @@ class TANGO(Optimizer):
         groups = [group_in_step(options, self.state) for options in self.param_groups]
         C_brackets = [group.C.apply(group.bracket) for group in groups]
         signals = read_signals(blocks, groups, C_brackets, communicator)
-        self._check_signals(signals, blocks, communicator)
+        named_gradients = self._blocks.named_gradients(self.param_groups)
+        checks.check_signals(signals, blocks, named_gradients, given=not auto_rules(rules))
+        if self.scaler is None and communicator.size == 1:
+            checks.check_scale(signals)
         step = self.param_groups[0]["steps"]
         plans, C_brackets, refreshed, failure = decide(
             blocks, groups, C_brackets, signals, self.state, step, communicator
@@ -298,27 +295,10 @@ class TANGO(Optimizer):
         checks.check_unchanged(self._blocks.versions, self._blocks.names)
         for options in self.param_groups:
             checks.check_options(options)
-        checks.check_gradients(list(self._named_gradients()))
+        checks.check_gradients(self._blocks.named_gradients(self.param_groups))
         if self.scaler is not None:
             for factor in (factor for block in blocks for factor in block.factors):
                 factor.factor = factor.factor / self.scaler.get_scale()
-
-    def _check_signals(
-        self, signals: Signals, blocks: Sequence[Observation], communicator: Communicator
-    ) -> None:
-        """Raise an error if the numbers of a step are not valid; nothing has been changed yet."""
-        if signals.invalid:
-            elsewhere = FloatingPointError("the batch of another process is invalid: see its error")
-            raise next((block.error() for block in blocks if bool(block.invalid)), elsewhere)
-        checks.check_factor(signals.factor_min)
-        if not signals.finite:
-            given = not auto_rules(self._rules())
-            advice = "check the batch and lr" + (", or lower gamma" if given else "")
-            checks.check_finite(list(self._named_gradients()), advice)
-        if self.scaler is None and communicator.size == 1:
-            checks.check_scale(
-                signals.factor, signals.bracket_of_outputs, signals.bracket_of_gradients
-            )
 
     def _forget_changed_velocities(self) -> None:
         """Have ``vᵀC⁻¹v`` computed anew where v was changed by others since the last step."""
@@ -326,13 +306,6 @@ class TANGO(Optimizer):
         for k, options in enumerate(self.param_groups):
             if self._velocity_versions[k : k + 1] not in ([], now[k : k + 1]):
                 options["velocity_norm"] = math.nan
-
-    def _named_gradients(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield the gradients, with the names that the model gives their parameters."""
-        for k, group in enumerate(self.param_groups):
-            for i, p in enumerate(group["params"]):
-                if p.requires_grad and p.grad is not None:
-                    yield self._blocks.names.get(id(p), f"number {i} of group {k}"), p.grad
 
     # ------------------------------------------------------------------ diagnostics
 

@@ -15,7 +15,7 @@ The γ rules are in :mod:`~tangograd.curvature.rules` and :mod:`~tangograd.curva
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from tangograd.curvature.auto import Auto
 from tangograd.curvature.rules import Constant, FourthMoment, GammaRule, Kurtosis, RunningMax
@@ -38,8 +38,12 @@ RULES: dict[str, Callable[[], GammaRule]] = {
 }
 
 
-def resolve(gamma: float | str | GammaRule) -> GammaRule:
+def resolve(gamma: float | str | GammaRule, used: Sequence[GammaRule] = ()) -> GammaRule:
     """Return the rule for a user's ``gamma=``: a number, a name of :data:`RULES`, or a rule.
+
+    Args:
+        gamma: the option.
+        used: the rules of other groups. A name means the same rule, with one γ, in all groups.
 
     >>> resolve(0.5).value
     0.5
@@ -49,7 +53,7 @@ def resolve(gamma: float | str | GammaRule) -> GammaRule:
     if isinstance(gamma, str) and gamma in RULES:
         rule = RULES[gamma]()
         rule.by_name = True
-        return rule
+        return next((x for x in used if type(x) is type(rule) and x.by_name), rule)
     if isinstance(gamma, str) or not isinstance(gamma, int | float):
         raise ValueError(
             f"gamma is a positive number, a rule, or one of {sorted(RULES)}; got {gamma!r}"

@@ -70,6 +70,7 @@ class Kronecker(Preconditioner):
     def update(self, statistics: Statistics) -> None:
         """Update the averages of the factors."""
         self.updates += 1
+        self.init(statistics.fisher_diagonal)  # parameters had no values before, on "meta"
         self._rest.update(statistics)
         forgetting = min(self.FORGETTING, statistics.samples / self.SAMPLES)
         rate = max(1 / self.updates, forgetting)
