@@ -262,9 +262,8 @@ class TANGO(Optimizer):
         checks.check_signals(signals, blocks, named_gradients, given=not auto_rules(rules))
         if self.scaler is None and communicator.size == 1:
             checks.check_scale(signals)
-        step = self.param_groups[0]["steps"]
         plans, C_brackets, refreshed, failure = decide(
-            blocks, groups, C_brackets, signals, self.state, step, communicator
+            blocks, groups, C_brackets, signals, self.state, communicator
         )
         for k, (options, group, own) in enumerate(
             zip(self.param_groups, groups, plans, strict=True)
@@ -280,7 +279,8 @@ class TANGO(Optimizer):
             )
             options["previous_lr"] = learning_rate(options)
             options["steps"] += 1
-            options["velocity_norm"] = math.nan if refreshed else norm
+            partly_frozen = len(group.trainable) < len(group.params) and not group.C.elementwise
+            options["velocity_norm"] = math.nan if refreshed or partly_frozen else norm
         self._velocity_versions = velocity_versions(self.param_groups, self.state)
         self._quotient = signals.quotient
         if failure is not None:

@@ -428,3 +428,35 @@ def test_the_change_of_the_loss_is_along_the_step_that_was_taken(lr):
         optimizer.step()
     expected = max(abs(before * lr * v), (lr * v) ** 2) / max(abs(loss.item()), 1.0)
     assert seen[-1] == pytest.approx(expected)
+
+
+def test_the_guard_leaves_a_stationary_loss_alone():
+    """Five standard errors, in every step: less than one false alarm in 5000 steps."""
+    rule = Auto()
+    rule.measured(search=1.0, cap=1.0)
+    for k, loss in enumerate((1 + 0.3 * torch.randn(5000)).tolist()):
+        rule.unstable(quotient=0.5, slope=1.0, loss=loss)
+        if k % 20 == 0:
+            rule.measured(search=1.0, cap=1.0)
+    assert rule.guards <= 1
+
+
+@pytest.mark.filterwarnings("ignore:.*could not replay:RuntimeWarning")
+def test_the_memory_of_gamma_follows_c_without_a_replay():
+    """The batch cannot be run again, and C is rescaled by 100: so is what γ is compared with."""
+    model, likelihood = nn.Linear(2, 1), Gaussian()
+    C = InverseDiagonal()
+    optimizer = TANGO(model.parameters(), preconditioner=C)
+    x, y = torch.randn(20, 2), torch.randn(20, 1)
+    rule = optimizer.param_groups[0]["gamma"]
+    seen = []
+    rescale = rule.rescale
+    rule.rescale = lambda ratio: (seen.append(ratio), rescale(ratio))
+    for _ in range(12):
+        optimizer.zero_grad()
+        with optimizer.tangents():
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+    assert rule.blind
+    assert len(seen) >= 3

@@ -245,3 +245,78 @@ def test_directions_without_curvature_do_not_run_away(preconditioner, dtype):
     assert losses[-1] < losses[0]
     for bias, start in zip((model.first.bias, model.key.bias), before, strict=True):
         assert (bias - start).abs().max() < 1
+
+
+class Heads(nn.Module):
+    """A trunk with two biased heads, of which one is used at a time."""
+
+    def __init__(self):
+        super().__init__()
+        self.trunk = nn.Linear(3, 4)
+        self.heads = nn.ModuleList([nn.Linear(4, 2), nn.Linear(4, 2)])
+
+    def forward(self, x, head):
+        return self.heads[head](self.trunk(x).tanh())
+
+
+def train_heads(order, preconditioner="auto"):
+    """Train one block for each head in a step's list; return the model and C."""
+    model, likelihood = Heads(), Categorical()
+    optimizer = TANGO(model.parameters(), preconditioner=preconditioner)
+    x, y = torch.randn(12, 3), torch.arange(12) % 2
+    for heads in order:
+        optimizer.zero_grad()
+        for head in heads:
+            with optimizer.tangents(model):
+                loss = likelihood(model(x, head), y) / len(heads)
+            loss.backward()
+        optimizer.step()
+    return model, optimizer.param_groups[0]["preconditioner"]
+
+
+def test_layers_that_only_some_micro_batches_use():
+    _, C = train_heads([(0, 1)] * 3)
+    state = C.state_dict()
+    assert state["called"] == [1, 1, 1]
+    assert -1 not in state["bias"]
+
+
+def test_a_layer_that_the_first_refresh_does_not_use_has_factors_later():
+    model, C = train_heads([(0,)] * 4 + [(1,)] * 60)
+    x = [torch.ones_like(p) for p in model.parameters()]
+    for (name, _), before, after in zip(model.named_parameters(), x, C.apply(x), strict=True):
+        assert not torch.allclose(before, after), name
+
+
+def test_a_parameter_that_was_frozen_starts_its_average_when_it_is_trained():
+    C = InverseDiagonal()
+    one = [torch.ones(3), torch.ones(3)]
+    for _ in range(50):
+        C.update(Statistics(1, [one[0], torch.zeros(3)], [], [], used=[True, False]))
+    C.update(Statistics(1, [one[0], 4 * one[1]], [], [], used=[True, True]))
+    torch.testing.assert_close(C.apply(one)[1], torch.full((3,), 0.25))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_large_factors_of_models_in_16_bits(dtype):
+    model = nn.Sequential(nn.Linear(20, 150), nn.Tanh(), nn.Linear(150, 2)).to(dtype)
+    x, y = torch.randn(16, 20).to(dtype), torch.arange(16) % 2
+    optimizer, likelihood = TANGO(model.parameters()), Categorical()
+    losses = []
+    for _ in range(15):
+        optimizer.zero_grad()
+        with optimizer.tangents(model):
+            loss = likelihood(model(x), y)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_factors_that_were_never_used_take_no_memory():
+    model = nn.Embedding(4096, 4)
+    C = Kronecker()
+    C.init(list(model.parameters()))
+    assert sum(x.untyped_storage().nbytes() for b in C._blocks.values() for x in (b.A, b.G)) < 100
+    state = C.state_dict()
+    assert state["G"][0].shape == (4096, 4096)  # so that a distributed checkpoint can be loaded

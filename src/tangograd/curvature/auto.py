@@ -33,7 +33,7 @@ class Auto(GammaRule):
       found), or the slope ``⟨g, v⟩`` has turned to more than twice its recent maximum; the loss
       changes noticeably along the last step in θ; and the loss of the batch is above its running
       mean by a standard deviation, or q has jumped to four times its maximum;
-    * the running mean of the loss is above the lowest that it had at a refresh by three standard
+    * the running mean of the loss is above the lowest that it had at a refresh by five standard
       errors, whatever slope and curvature are: a piecewise-linear loss shows a step that is too
       long in no other way.
 
@@ -193,7 +193,7 @@ class Auto(GammaRule):
         jumped = jump > self.JUMP and self.value * quotient > self.NOTICEABLE
         turned = -slope > self.JUMP * self.recent_slope > 0
         overshot = (high and (jumped or turned)) or (jumped and jump > self.LARGE_JUMP)
-        if (overshot and change > self.HARM) or self.losses.has_risen():
+        if change > self.HARM and (overshot or self.losses.has_risen()):
             self.guards += 1
             self.trust /= 1 if slope > 0 else 2
             self.value /= 2

@@ -70,7 +70,7 @@ class LossHistory:
         """
         return self.count < 3 or loss > self.mean + deviations * math.sqrt(self.variance)
 
-    def has_risen(self, errors: float = 3.0) -> bool:
+    def has_risen(self, errors: float = 5.0) -> bool:
         """Return whether the running mean is above the reference by some standard errors."""
         return self._exceeds(self.reference, errors)
 

@@ -59,6 +59,7 @@ class _Layer:
     A: Tensor | None = None
     rows: int = 0
     G: Tensor | None = None
+    called: bool = True
 
     def add(self, *, A: Tensor | None = None, G: Tensor | None = None) -> None:
         """Add to the sums."""
@@ -98,7 +99,7 @@ def collect(
         probe: list[Tensor] = []
         squares: list[Tensor] = []
         moments = _input_moments(calls) if "layers" in needs else {}
-        moments |= {id(p): _Layer(p, None, rows=1) for p in matrices.values()}
+        moments |= {id(p): _Layer(p, None, rows=1, called=False) for p in matrices.values()}
         for draw in range(draws if needs - {"gradient"} else 0):
             targets = [*parameters, *(call.outputs for call in calls)]
             cotangent = term.midpoint_sample(term.prior)
@@ -107,11 +108,11 @@ def collect(
                 communicator.check_term(pass_, term, cotangent, h[:n])
             for call, from_above in zip(calls, h[n:], strict=True):
                 layer = moments[id(call.weight)]
-                delta = _rows_of_outputs(call, from_above).to(call.weight.dtype)
+                delta = _rows_of_outputs(call, from_above).to(_precision(call.weight))
                 thinned = _thinned(delta)
                 layer.add(G=thinned.T @ thinned * (len(delta) / len(thinned) / draws))
             for i, p in matrices.items():
-                M = h[i].reshape(len(p), -1)
+                M = h[i].reshape(len(p), -1).to(_precision(p))
                 size = M.square().sum().clamp(min=torch.finfo(M.dtype).tiny)
                 moments[id(p)].add(A=M.T @ M / (size * draws), G=M @ M.T / draws)
             if draw == 0:
@@ -156,6 +157,7 @@ def combine(
         gradient=communicator.mean_of_tensors(gradient),
         layers=_agreed(_factors(used, group), _total_factor(used), communicator),
         samples=samples,
+        used=_used(used, group),
     )
 
 
@@ -187,6 +189,12 @@ def _total(
     return sums
 
 
+def _used(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[bool]:
+    """Return whether each parameter of a group was trainable in the step."""
+    trainable = {id(p) for piece in used for p in piece.parameters}
+    return [id(p) in trainable for p in group]
+
+
 def _total_factor(used: Sequence[Pulled]) -> Tensor:
     return torch.stack([piece.share.factor for piece in used]).sum() if used else torch.zeros(())
 
@@ -195,9 +203,12 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
     place = {id(p): i for i, p in enumerate(group)}
     total = _total_factor(used)
     found: dict[int, tuple[Tensor | None, Tensor, Tensor]] = {}
+    called = {key for piece in used for key, layer in piece.layers.items() if layer.called}
     for piece in used:
         for key, layer in piece.layers.items():
             if layer.A is None or layer.G is None or key not in place:
+                continue
+            if key in called and not layer.called:  # another block calls the layer
                 continue
             factor = piece.share.factor.to(layer.A.dtype)
             A, G = layer.A * (factor / total.to(factor.dtype) / layer.rows), factor * layer.G
@@ -212,7 +223,7 @@ def _factors(used: Sequence[Pulled], group: Sequence[Tensor]) -> list[Factors]:
         if bias is not None and (b is None or b in taken):  # not ours: the weight alone
             b, A = None, A[:-1, :-1]
         taken |= {b} if b is not None else set()
-        factors.append(Factors(place[key], b, A, G))
+        factors.append(Factors(place[key], b, A, G, key in called))
     return factors
 
 
@@ -220,12 +231,15 @@ def _agreed(layers: list[Factors], total: Tensor, communicator: Communicator) ->
     """Return the factors over all processes; a layer that one did not use counts as 0 there."""
     if communicator.size == 1:
         return layers
-    shapes: dict[tuple[int, int | None], tuple[int, int]] = {}
-    for theirs in communicator.gather([((f.weight, f.bias), (len(f.A), len(f.G))) for f in layers]):
+    shapes: dict[tuple[int, int | None, bool], tuple[int, int]] = {}
+    described = [((f.weight, f.bias, f.called), (len(f.A), len(f.G))) for f in layers]
+    for theirs in communicator.gather(described):
         shapes |= dict(theirs)
+    called = {weight for weight, _, is_called in shapes if is_called}
+    shapes = {key: sides for key, sides in shapes.items() if key[2] or key[0] not in called}
     if not shapes:
         return []
-    own = {(f.weight, f.bias): f for f in layers}
+    own = {(f.weight, f.bias, f.called): f for f in layers}
     like = next(iter(own.values())).A if own else torch.zeros(0, device=communicator.device)
     tensors = []
     for key, (a, g) in shapes.items():
@@ -236,14 +250,16 @@ def _agreed(layers: list[Factors], total: Tensor, communicator: Communicator) ->
     tensors = communicator.mean_of_tensors(tensors)
     total = communicator.average(total.to(communicator.device)).to(like.dtype)
     pairs = zip(shapes, tensors[::2], tensors[1::2], strict=True)
-    return [Factors(weight, bias, A / total, G) for (weight, bias), A, G in pairs]
+    return [
+        Factors(weight, bias, A / total, G, of_calls) for (weight, bias, of_calls), A, G in pairs
+    ]
 
 
 def _input_moments(calls: Sequence[LayerCall]) -> dict[int, _Layer]:
     layers: dict[int, _Layer] = {}
     for call in calls:
         layer = layers.setdefault(id(call.weight), _Layer(call.weight, call.bias))
-        a = _thinned(_rows_of_inputs(call)).to(call.weight.dtype)
+        a = _thinned(_rows_of_inputs(call)).to(_precision(call.weight))
         if layer.bias is not None:
             a = functional.pad(a, (0, 1), value=1.0)
         layer.add(A=a.T @ a)
@@ -276,14 +292,19 @@ def _matrices_without_calls(
     return found
 
 
+def _precision(weight: Tensor) -> torch.dtype:
+    """Return the type of the factors of a weight: at least single precision."""
+    return torch.promote_types(weight.dtype, torch.float32)
+
+
 def _has_factors(call: LayerCall) -> bool:
     """Return whether a call gives Kronecker factors.
 
     Embeddings, grouped, three-dimensional and string-padded convolutions, and weights with a long
     side are left to the diagonal.
     """
-    rows = len(call.weight)
-    if call.function in EMBEDDINGS or max(rows, call.weight.numel() // rows) > LONGEST_SIDE:
+    rows, elements = len(call.weight), call.weight.numel()
+    if call.function in EMBEDDINGS or not elements or max(rows, elements // rows) > LONGEST_SIDE:
         return False
     if call.function is functional.linear:
         return True

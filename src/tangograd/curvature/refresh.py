@@ -140,9 +140,11 @@ def refresh(
             group.C.update(combine(pulled, group.params, signals.samples, communicator))
     failure = None
     for rule in auto_rules(group.rule for group in groups):
+        measurement = _Measurement(rule, blocks, groups, pulled, communicator)
         if id(rule) not in stopped:
-            measurement = _Measurement(rule, blocks, groups, pulled, communicator)
             failure = measurement.run(state, signals, step) or failure
+        elif pulled:
+            measurement.rescale(measurement.descent(), signals)
     return failure
 
 
@@ -177,12 +179,7 @@ class _Measurement:
         parameters, rule = self.fisher.parameters, self.rule
         starting = not all("leading" in state[p] for p in parameters if id(p) in self.own)
         both, number = starting or rule.due, _number(step) or 0
-        bracket = [
-            r
-            for group in self.groups
-            for p, r in zip(group.params, group.bracket, strict=True)
-            if p.requires_grad
-        ]
+        bracket = self.bracket()
         direction = self.precondition(bracket)
         numbers = {"descent": self.communicator.dot(bracket, direction)}
         Ch: list[Tensor] = []
@@ -204,6 +201,9 @@ class _Measurement:
             leading, numbers["cap"] = self._power_iteration(leading, FIRST_POWER if starting else 1)
         numbers["failed"] = torch.tensor(float(self.fisher.failure is not None))
         read = self.communicator.read(numbers)
+        descent = read["descent"]
+        if self.pulled and step:
+            self.rescale(descent, signals)
         if read["failed"]:
             if self.pulled:
                 rule.unmeasured(read["trace"])
@@ -214,12 +214,6 @@ class _Measurement:
                 if id(p) in self.own:
                     state[p]["leading"] = x
         along = read.get("along")
-        descent = read["descent"]
-        before = sum(
-            d for d, g in zip(signals.descents, self.groups, strict=True) if g.rule is rule
-        )
-        if self.pulled and 0 < before < math.inf and 0 < descent < math.inf and step:
-            rule.rescale(descent / before)
         if not 0 < descent < math.inf or (along is not None and not 0 <= along < math.inf):
             return None
         rule.measured(
@@ -232,6 +226,29 @@ class _Measurement:
             early=step <= EARLY[-1],
         )
         return None
+
+    def rescale(self, descent: float, signals: Signals) -> None:
+        """Express the memory of γ in the metric of the new C, by ``⟨r, C r⟩`` with both."""
+        pairs = zip(signals.descents, self.groups, strict=True)
+        before = sum(d for d, group in pairs if group.rule is self.rule)
+        if 0 < before < math.inf and 0 < descent < math.inf:
+            self.rule.rescale(descent / before)
+
+    def descent(self) -> float:
+        """Return ``⟨r, C r⟩`` with the present C."""
+        bracket = self.bracket()
+        return self.communicator.read(
+            {"descent": self.communicator.dot(bracket, self.precondition(bracket))}
+        )["descent"]
+
+    def bracket(self) -> list[Tensor]:
+        """Return r, for all trainable parameters."""
+        return [
+            r
+            for group in self.groups
+            for p, r in zip(group.params, group.bracket, strict=True)
+            if p.requires_grad
+        ]
 
     def _power_iteration(
         self, leading: list[Tensor], iterations: int

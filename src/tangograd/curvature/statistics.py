@@ -20,12 +20,14 @@ class Factors(NamedTuple):
         bias: that of the bias; ``None`` without one.
         A: second moments of the inputs, ``(inputs [+ 1], inputs [+ 1])``.
         G: second moments of the outputs' cotangents, ``(outputs, outputs)``.
+        called: whether they come from calls of a layer, and not from pseudo-gradients.
     """
 
     weight: int
     bias: int | None
     A: Tensor
     G: Tensor
+    called: bool = True
 
 
 @dataclass
@@ -37,6 +39,7 @@ class Statistics:
         fisher_diagonal: an unbiased estimate of the diagonal of F, shaped like the parameters.
         gradient: g, shaped like the parameters.
         layers: Kronecker factors, of the layers whose weight is in the group.
+        used: whether each parameter was trainable in the step; all of them by default.
         samples: the effective number of samples in the step, of all processes.
     """
 
@@ -45,3 +48,4 @@ class Statistics:
     gradient: list[Tensor]
     layers: list[Factors]
     samples: float = math.inf
+    used: list[bool] | None = None

@@ -38,7 +38,6 @@ def decide(
     C_brackets: list[list[Tensor]],
     signals: Signals,
     state: State,
-    step: int,
     communicator: Communicator,
 ) -> Decision:
     """Return the update of each group, after a refresh where one is due.
@@ -53,7 +52,6 @@ def decide(
         C_brackets: ``C r`` of each group, before a refresh.
         signals: the numbers of the step.
         state: the optimizer's state.
-        step: the number of the step.
         communicator: the processes that train together.
     """
     rules = [group.rule for group in groups]
@@ -69,7 +67,7 @@ def decide(
         groups,
         state,
         signals,
-        step=step,
+        step=groups[0].steps,
         stopped=stopped,
         communicator=communicator,
     )

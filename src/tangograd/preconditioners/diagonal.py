@@ -45,7 +45,7 @@ class LearnedDiagonal(Preconditioner):
 
     def __init__(self) -> None:
         self.average: list[Tensor] = []
-        self.draws = 0
+        self.draws: list[int] = []  # of each tensor, while it was trainable
         self._C: list[Tensor] = []
 
     @abstractmethod
@@ -61,14 +61,16 @@ class LearnedDiagonal(Preconditioner):
         squares = self._squares(statistics)
         if not squares:
             return
-        first = not self.draws
         draws = max(statistics.draws, 1)
-        self.draws += draws
-        rate = 1.0 if first else max(draws / self.draws, FORGETTING)
         if not self.average:
             self.average = [torch.zeros_like(x) for x in squares]
+        self.draws = self.draws or [0] * len(squares)
         finite = torch.stack(sums(squares)).isfinite().all()
-        for mean, x in zip(self.average, squares, strict=True):
+        for i, (mean, x) in enumerate(zip(self.average, squares, strict=True)):
+            if statistics.used is not None and not statistics.used[i]:
+                continue
+            self.draws[i] += draws
+            rate = 1.0 if self.draws[i] == draws else max(draws / self.draws[i], FORGETTING)
             step = torch.where(finite, local(x) - local(mean), 0.0)
             local(mean).add_(step, alpha=rate)
         self._set()
@@ -87,7 +89,7 @@ class LearnedDiagonal(Preconditioner):
             self._set()
 
     def _set(self) -> None:
-        if not self.draws:
+        if not any(self.draws):
             self._C = []
             return
         curvatures = [self._curvature(mean) for mean in self.average]
@@ -123,7 +125,7 @@ class LearnedDiagonal(Preconditioner):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the averages."""
-        return {"average": self.average, "draws": self.draws}
+        return {"average": self.average, "draws": self.draws or [0] * len(self.average)}
 
     def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
         """Return one with saved averages."""
@@ -131,9 +133,10 @@ class LearnedDiagonal(Preconditioner):
         loaded = copy.copy(self)
         average = state["average"]
         loaded.average = saved_tensors(self, "average", average, parameters if average else [])
-        loaded.draws = saved_count(self, "draws", state["draws"])
-        if loaded.draws and not loaded.average:
-            raise ValueError(f"the saved {type(self).__name__} has draws but no averages")
+        draws = state["draws"]
+        if not isinstance(draws, list | tuple) or len(draws) != len(loaded.average):
+            raise ValueError(f"the saved 'draws' of {type(self).__name__} is damaged")
+        loaded.draws = [saved_count(self, "draws", count) for count in draws]
         loaded.to_(parameters)
         loaded._set()
         return loaded

@@ -58,13 +58,11 @@ class Kronecker(Preconditioner):
         self._layers: list[_Layer] = []
 
     def init(self, parameters: Sequence[Tensor]) -> None:
-        """Allocate averages of zeros for the diagonal and for the factors of all matrices."""
+        """Prepare averages for the diagonal and for the factors of all matrices."""
         self._rest.init(parameters)
         if not self._blocks:
             self._blocks = {
-                i: _Averages.zeros(p)
-                for i, p in enumerate(parameters)
-                if p.dim() > 1 and 0 < max(_sides(p)) <= LONGEST_SIDE
+                i: _Averages.zeros(p) for i, p in enumerate(parameters) if _is_matrix(p)
             }
 
     def update(self, statistics: Statistics) -> None:
@@ -132,7 +130,7 @@ class Kronecker(Preconditioner):
         """Multiply each layer by its factors, and the other tensors by the diagonal."""
         done: dict[int, Tensor] = {}
         for layer in self._layers:
-            Y = product(layer, layer.matrix(tensors))
+            Y = product(layer, layer.matrix(tensors)).to(tensors[layer.weight].dtype)
             if layer.bias is not None:
                 Y, done[layer.bias] = Y[:, :-1], Y[:, -1]
             done[layer.weight] = Y.reshape(tensors[layer.weight].shape)
@@ -168,14 +166,15 @@ class Kronecker(Preconditioner):
         """
         saved: dict[str, Any] = {"updates": self.updates, "rest": self._rest.state_dict()}
         for name in _TENSORS:
-            saved[name] = [getattr(block, name) for block in self._blocks.values()]
+            saved[name] = [getattr(block, name).contiguous() for block in self._blocks.values()]
         saved["seen"] = [block.updates for block in self._blocks.values()]
         saved["bias"] = [-1 if b.bias is None else b.bias for b in self._blocks.values()]
+        saved["called"] = [int(block.called) for block in self._blocks.values()]
         return saved
 
     def from_state(self, state: Mapping[str, Any], parameters: Sequence[Tensor]) -> Self:
         """Return one with saved factors."""
-        check_entries(self, state, {"updates", "rest", "seen", "bias", *_TENSORS})
+        check_entries(self, state, {"updates", "rest", "seen", "bias", "called", *_TENSORS})
         loaded = copy.copy(self)
         loaded.updates = saved_count(self, "updates", state["updates"])
         loaded._rest = self._rest.from_state(state["rest"], parameters)
@@ -186,7 +185,7 @@ class Kronecker(Preconditioner):
         for name in _TENSORS:
             like = [getattr(block, name) for block in blocks.values()]
             tensors[name] = saved_tensors(self, name, state[name], like)
-        for name in ("seen", "bias"):
+        for name in ("seen", "bias", "called"):
             if not isinstance(state[name], list | tuple) or len(state[name]) != len(blocks):
                 raise ValueError(f"the saved {name!r} of Kronecker is damaged")
         for k, weight in enumerate(blocks):
@@ -197,7 +196,9 @@ class Kronecker(Preconditioner):
             if not fits or (bias >= 0 and tuple(parameters[bias].shape) != (rows,)):
                 raise ValueError(f"the saved Kronecker has a bias at the position {bias!r}")
             seen = saved_count(self, "seen", state["seen"][k])
-            block = _Averages(**one, updates=seen, bias=None if bias < 0 else bias)
+            called = bool(saved_count(self, "called", state["called"][k]))
+            place = None if bias < 0 else bias
+            block = _Averages(**one, updates=seen, bias=place, called=called)
             blocks[weight] = block.moved(parameters[weight])
         loaded._set()
         return loaded
@@ -205,7 +206,7 @@ class Kronecker(Preconditioner):
 
 @dataclass
 class _Averages:
-    """Averages of the factors of one matrix parameter.
+    """Averages of the factors of one matrix parameter, in at least single precision.
 
     Attributes:
         A: second moments of the inputs, with a last row and column for a bias.
@@ -214,6 +215,7 @@ class _Averages:
         Q: those of G.
         updates: the number of updates.
         bias: the position of the bias that is joined to the matrix.
+        called: whether they come from calls of a layer, and not from pseudo-gradients.
     """
 
     A: Tensor
@@ -222,12 +224,14 @@ class _Averages:
     Q: Tensor
     updates: int = 0
     bias: int | None = None
+    called: bool = False
 
     @classmethod
     def zeros(cls, p: Tensor) -> _Averages:
-        """Return zeros for a parameter."""
+        """Return zeros for a parameter; they take no memory before the first update."""
         rows, columns = _sides(p)
-        A, G = p.new_zeros(columns + 1, columns + 1), p.new_zeros(rows, rows)
+        zero = p.new_zeros((), dtype=torch.promote_types(p.dtype, torch.float32))
+        A, G = zero.expand(columns + 1, columns + 1), zero.expand(rows, rows)
         return cls(A, G, directions_like(A), directions_like(G))
 
     @property
@@ -236,25 +240,39 @@ class _Averages:
         return self.A if self.bias is not None else self.A[:-1, :-1]
 
     def add(self, new: Factors, rate: float, finite: Tensor) -> None:
-        """Update the averages; the first update takes the place of the zeros."""
+        """Update the averages; factors from calls of a layer replace those without."""
+        if new.called and not self.called:
+            self.updates = 0
         if self.updates == 0:
-            self.bias, rate = new.bias, 1.0
-        if new.bias != self.bias:
+            self.A, self.G, self.P, self.Q = (
+                torch.zeros_like(getattr(self, name), memory_format=torch.contiguous_format)
+                for name in _TENSORS
+            )
+            self.bias, self.called, rate = new.bias, new.called, 1.0
+        if (new.bias, new.called) != (self.bias, self.called):
             return
         self.updates += 1
+        known = finite & (new.G.diagonal().sum() > 0)  # zeros: the layer was not used
         for average, x in ((self.inputs, new.A), (self.G, new.G)):
-            average.add_(torch.where(finite, x - average, 0.0), alpha=rate)
+            average.add_(torch.where(known, x - average, 0.0), alpha=rate)
         n = len(self.inputs)
         self.P[:n] = leading_directions(self.inputs, self.P[:n])
         self.Q = leading_directions(self.G, self.Q)
 
     def moved(self, p: Tensor) -> _Averages:
-        """Return the averages where the parameter is, in its type."""
-        A, G, P, Q = (moved(getattr(self, name), p) for name in _TENSORS)
+        """Return the averages where the parameter is."""
+        like = p.new_empty(0, dtype=torch.promote_types(p.dtype, torch.float32))
+        A, G, P, Q = (moved(getattr(self, name), like) for name in _TENSORS)
         return replace(self, A=A, G=G, P=P, Q=Q)
 
 
 _TENSORS = tuple(field.name for field in fields(_Averages))[:4]
+
+
+def _is_matrix(p: Tensor) -> bool:
+    """Return whether a parameter can have factors; a table ``(1, n, m)`` is no layer's weight."""
+    table = p.dim() == 3 and len(p) == 1
+    return p.dim() > 1 and not table and p.numel() > 0 and max(_sides(p)) <= LONGEST_SIDE
 
 
 def _sides(p: Tensor) -> tuple[int, int]:
@@ -278,8 +296,8 @@ class _Layer(NamedTuple):
     right: DampedFactor
 
     def matrix(self, tensors: list[Tensor]) -> Tensor:
-        """Return ``[weight | bias]``."""
+        """Return ``[weight | bias]``, in the precision of the factors."""
         X = tensors[self.weight].reshape(len(tensors[self.weight]), -1)
-        if self.bias is None:
-            return X
-        return torch.cat([X, tensors[self.bias].unsqueeze(1)], 1)
+        if self.bias is not None:
+            X = torch.cat([X, tensors[self.bias].unsqueeze(1)], 1)
+        return X.to(torch.promote_types(X.dtype, torch.float32))
