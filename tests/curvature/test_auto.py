@@ -301,8 +301,8 @@ class TestGuard:
         for k in range(30):
             assert not rule.unstable(quotient=0.0, slope=(-1.0) ** k, loss=1.0 + 0.1 * (-1) ** k)
         rule.measured(search=1.0, cap=1.0)
-        steps = (rule.unstable(0.0, (-1.0) ** k, 1.0 + 0.1 * k) for k in range(30))
-        assert next(k for k, stopped in enumerate(steps) if stopped) < 15
+        steps = (rule.unstable(0.0, (-1.0) ** k, 1.0 + 0.1 * k) for k in range(60))
+        assert next(k for k, stopped in enumerate(steps) if stopped) < 40
 
     def test_gamma_recovers(self):
         rule = Auto()
