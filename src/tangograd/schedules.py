@@ -10,15 +10,16 @@ steps; excess loss of one pass over a logistic regression, in units of d/2n):
 =================================  =========  ========
 δt                                 test loss  one pass
 =================================  =========  ========
-constant                           0.231      37
-:func:`constant_then_average`      0.252      17
-to 0 linearly (``LinearLR``)       0.231      14
-to 0 (``CosineAnnealingLR``)       0.231      13
+constant                           0.462      52
+:func:`constant_then_average`      0.369      1
+to 0 linearly (``LinearLR``)       0.458      9
+to 0 (``CosineAnnealingLR``)       0.425      5
 =================================  =========  ========
 
-So where the length of the run is known, a schedule that ends at 0 is better still. The classifier
-is still learning when averaging begins, after 100 steps, and pays for it: there, give ``constant``.
-Any scheduler of torch works as well: δt is the ``lr`` of each group.
+So one pass over data is best averaged, and a constant δt leaves much noise. After 1000 steps the
+classifier has learned its 3500 images by heart, whatever the schedule: its test loss is lowest much
+earlier, so stop on validation data. Any scheduler of torch works as well: δt is the ``lr`` of each
+group.
 """
 
 from __future__ import annotations
