@@ -52,6 +52,7 @@ bench: install ## speed and memory against SGD, and untuned TANGO beside tuned A
 	$(BIN)/python benchmarks/tuning_free.py
 	$(BIN)/python benchmarks/robustness.py --rivals
 	$(BIN)/python benchmarks/robustness.py raw
+	$(BIN)/python benchmarks/robustness_page.py
 
 bench-glm: install ## accuracy, coverage, speed and memory of one-pass models (an hour; 12 GB of disk)
 	$(BIN)/python benchmarks/glm_accuracy.py
