@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from tangograd import TANGO, Categorical
+from tangograd import TANGO, Categorical, preconditioners
 from tangograd.curvature.pseudo_gradients import collect, combine
 from tangograd.curvature.statistics import Factors, Statistics
 from tangograd.engines import Site, resolve
@@ -320,3 +320,12 @@ def test_factors_that_were_never_used_take_no_memory():
     assert sum(x.untyped_storage().nbytes() for b in C._blocks.values() for x in (b.A, b.G)) < 100
     state = C.state_dict()
     assert state["G"][0].shape == (4096, 4096)  # so that a distributed checkpoint can be loaded
+
+
+def test_shards_have_the_diagonal_by_default_and_this_is_said_once(caplog):
+    preconditioners._say_diagonal.cache_clear()
+    with caplog.at_level("INFO", logger="tangograd"):
+        for _ in range(2):
+            assert isinstance(preconditioners.resolve("auto", sharded=True), InverseDiagonal)
+    assert caplog.text.count('"diagonal" for parameters sharded by fully_shard') == 1
+    assert isinstance(preconditioners.resolve("auto"), Kronecker)
