@@ -33,7 +33,7 @@ T = TypeVar("T")
 
 
 class Trained(NamedTuple):
-    """What an optimizer trains, as a block needs to know it.
+    """The parameter groups and state of an optimizer, as a block needs them.
 
     Attributes:
         groups: the parameter groups, with rules and preconditioners as objects.

@@ -17,7 +17,7 @@ from tangograd.state import Group, State, auto_rules
 
 
 class Decision(NamedTuple):
-    """What a step does.
+    """The updates of one step.
 
     Attributes:
         plans: the update of each group.

@@ -110,7 +110,7 @@ class Engine(ABC):
 
 @dataclass
 class FirstPass:
-    """What a pass before the ordinary one found for its outputs.
+    """Tangents of outputs, computed by a pass before the ordinary one.
 
     Attributes:
         found: for each output, what ``convert`` makes a tangent of; ``None`` if there is none.

@@ -554,7 +554,7 @@ class OnePass:
 
     @property
     def diagnoses(self) -> tuple[Diagnosis, ...]:
-        """What is wrong with the data or the fit, if the exact path found it."""
+        """Diagnoses of the data and the fit by the exact path."""
         here = self.settled()
         if here.exact is None or here._solution is not None:
             return ()

@@ -87,7 +87,7 @@ class Fitted:
 
     @property
     def degrees_of_freedom(self) -> int:
-        """Of the model: the number of coefficients, without those of aliased columns."""
+        """Return the number of coefficients, without those of aliased columns."""
         if self.standard_errors is None:
             return len(self.estimates)
         return len(self.estimates) - int(np.isnan(self.standard_errors).sum())
@@ -100,7 +100,7 @@ class Fitted:
 
     @property
     def estimates_dispersion(self) -> bool:
-        """Whether φ was estimated from the residuals."""
+        """Return whether φ was estimated from the residuals."""
         return self.family in {"gaussian", "gamma", "tweedie"}
 
     @property

@@ -53,7 +53,7 @@ class Support(NamedTuple):
 
     @property
     def has_boundary(self) -> bool:
-        """Whether targets may be at an end, where the likelihood may have no finite maximum."""
+        """Return whether targets may be at an end, where the maximum may be infinite."""
         return self.closed and bool(np.isfinite([self.lower, self.upper]).any())
 
     def is_interior(self, mean: float) -> bool:

@@ -115,7 +115,7 @@ class CompiledType(types.NamedTuple):
 
     @property
     def key(self) -> Any:
-        """What equality is decided by."""
+        """Return the key that decides whether two types are equal."""
         return self.instance_class, self.types, self.digest
 
     def __bool__(self) -> bool:

@@ -1,4 +1,4 @@
-"""What is wrong with the data or the fit, as objects with numbers and a remedy."""
+"""Diagnoses of the data and the fit: objects with numbers and a remedy."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Diagnosis:
 
     @property
     def serious(self) -> bool:
-        """Whether a warning is due."""
+        """Return whether a warning is due."""
         return self.kind in ("excess", "leverage", "influence", "no_events")
 
 
