@@ -192,7 +192,7 @@ def velocity_versions(groups: Sequence[Mapping[str, Any]], state: State) -> list
 
 
 def notify_likelihoods(blocks: Sequence[Observation], communicator: Communicator) -> None:
-    """Let likelihoods that learn from the data know that the step has been taken."""
+    """Call the likelihoods that learn from the data, after the step has been taken."""
     totals: dict[Callable[[Tensor], None], Tensor] = {}
     for after_step, sums in (pair for block in blocks for pair in block.callbacks):
         totals[after_step] = totals.get(after_step, 0) + sums

@@ -42,7 +42,7 @@ class Run:
 
 
 def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Training inputs and targets, test inputs and targets."""
+    """Return training inputs and targets, test inputs and targets."""
     x, y = load_digits(return_X_y=True)
     order = torch.randperm(len(y), generator=torch.Generator().manual_seed(seed))
     inputs, targets = torch.tensor(x / 16, dtype=torch.float32)[order], torch.tensor(y)[order]
@@ -50,7 +50,7 @@ def digits(seed: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def train(name: str, epochs: int, seed: int) -> Iterator[Run]:
-    """Train with one optimizer; yields what is known after each epoch."""
+    """Train with one optimizer, and yield the results after each epoch."""
     x, y, x_test, y_test = digits(seed)
     torch.manual_seed(seed)
     model = nn.Sequential(
@@ -109,7 +109,7 @@ def figures(runs: list[Run], seed: int) -> dict[str, Any]:
 
 
 def draw(runs: list[Run], path: Path) -> None:
-    """Loss curves of all, and TANGO's view of itself."""
+    """Draw the loss curves of all, and TANGO's view of itself."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(10, 4.6), layout="constrained")

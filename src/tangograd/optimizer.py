@@ -301,7 +301,7 @@ class TANGO(Optimizer):
                 factor.factor = factor.factor / self.scaler.get_scale()
 
     def _forget_changed_velocities(self) -> None:
-        """Have ``vᵀC⁻¹v`` computed anew where v was changed by others since the last step."""
+        """Mark ``vᵀC⁻¹v`` to be computed anew where v was changed by others since the last step."""
         now = velocity_versions(self.param_groups, self.state)
         for k, options in enumerate(self.param_groups):
             if self._velocity_versions[k : k + 1] not in ([], now[k : k + 1]):
@@ -371,7 +371,7 @@ class TANGO(Optimizer):
             handle.remove()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Continue a saved run; γ rules and preconditioners must be of the kinds saved.
+        """Load the state of a saved run; γ rules and preconditioners must be of the kinds saved.
 
         Raises:
             ValueError: the state is damaged, or that of another optimizer; nothing was changed.

@@ -169,7 +169,7 @@ class Auto(GammaRule):
         self.value /= ratio
 
     def unmeasured(self, safe: float) -> None:
-        """There is no replay: start at ``γ = 1/safe`` unless there is a γ already."""
+        """Start at ``γ = 1/safe``, unless there is a γ, as the batch cannot be run again."""
         self.due, self.blind = False, True
         self.value = self.value or inverse(safe)
 

@@ -100,7 +100,7 @@ class Observation:
 def observe(
     pass_: TrainingPass, layers: Sequence[LayerCall], request: Request, recording: Recording
 ) -> Observation:
-    """Measure a block; its graph must still be there.
+    """Return the measurements of a block, whose graph must still be there.
 
     Args:
         pass_: the forward pass of the block.

@@ -313,7 +313,7 @@ def _has_factors(call: LayerCall) -> bool:
 
 
 def _rows_of_inputs(call: LayerCall) -> Tensor:
-    """Inputs as ``(uses of the weight, columns of the weight)``."""
+    """Return the inputs as ``(uses of the weight, columns of the weight)``."""
     if call.function is functional.linear:
         return call.inputs.reshape(-1, call.inputs.shape[-1])
     stride, padding, dilation = (list(call.options[:3]) + [1, 0, 1][len(call.options) :])[:3]
@@ -329,7 +329,7 @@ def _rows_of_inputs(call: LayerCall) -> Tensor:
 
 
 def _rows_of_outputs(call: LayerCall, cotangent: Tensor) -> Tensor:
-    """Cotangents as ``(uses of the weight, outputs)``."""
+    """Return the cotangents as ``(uses of the weight, outputs)``."""
     if call.function is functional.linear:
         return cotangent.reshape(-1, cotangent.shape[-1])
     places = cotangent.dim() - (call.weight.dim() - 2)  # unbatched inputs have no first dimension

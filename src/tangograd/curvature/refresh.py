@@ -120,7 +120,7 @@ def refresh(
     stopped: Container[int],
     communicator: Communicator,
 ) -> CannotReplayError | None:
-    """Let C learn, and measure "auto" γ.
+    """Update C, and measure "auto" γ.
 
     Args:
         blocks: of this step.

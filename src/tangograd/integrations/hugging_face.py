@@ -54,7 +54,7 @@ class TangoTrainer(transformers.Trainer):
     def compute_loss(
         self, model: nn.Module, inputs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        """As ``Trainer``'s; in training, under `tangents`."""
+        """Compute the loss as ``Trainer`` does; in training, under `tangents`."""
         if not torch.is_grad_enabled():
             return super().compute_loss(model, inputs, *args, **kwargs)
         optimizer = getattr(self.optimizer, "optimizer", self.optimizer)
@@ -80,7 +80,7 @@ class TangoTrainer(transformers.Trainer):
         return loss * (labels.ne(-100).sum() / num_items_in_batch)
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """With the likelihood: its pseudo-samples' generator, and a tracked variance."""
+        """Save the likelihood, too: its pseudo-samples' generator, and a tracked variance."""
         super()._save_optimizer_and_scheduler(output_dir)
         if self.args.should_save:
             torch.save(self.likelihood.state_dict(), Path(output_dir) / LIKELIHOOD)

@@ -20,7 +20,7 @@ class WithTangents:
     """
 
     def train_step_single(self, batch: Any, **fit_params: Any) -> dict[str, Any]:
-        """As skorch's, with the forward pass and the loss in a `tangents` block."""
+        """Take a step as skorch does, with the forward pass and the loss in a `tangents` block."""
         net: Any = self
         net._set_training(True)
         inputs, targets = unpack_data(batch)

@@ -284,7 +284,7 @@ class Likelihood(nn.Module, ABC):
         return None
 
     def _after_step(self, sums: Tensor) -> None:
-        """Learn from the sums of a step's batches, once the optimizer has taken the step."""
+        """Update from the sums of a step's batches, once the optimizer has taken the step."""
 
     def event_dimensions(self, outputs: Tensor) -> int:
         """Return the number of trailing dimensions of one sample."""

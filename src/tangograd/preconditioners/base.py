@@ -30,7 +30,7 @@ class Preconditioner(ABC):
         """Return ``C⁻¹ x``."""
 
     def update(self, statistics: Statistics) -> None:  # noqa: B027 - nothing to learn
-        """Learn from a refresh step, without reading a number on the host."""
+        """Update C from a refresh step, without reading a number on the host."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}()"
